@@ -343,6 +343,10 @@ def test_the_template_says_the_dialect() -> None:
     assert (qwen.parser, qwen.opening) == ("json_tools", "<think>")
     assert read_dialect(FakeTokenizer("{% if tools %}")).parser == BARE_JSON
     assert read_dialect(FakeTokenizer("{{ messages }}")).parser == ""
+    olmo = read_dialect(
+        FakeTokenizer("Output any function calls within <function_calls></function_calls> XML tags. {{ tools }}")
+    )
+    assert olmo.parser == "olmo3"
     assert read_dialect(FakeTokenizer("<|channel|>final<|message|>")).parser == HARMONY
     assert read_dialect(FakeTokenizer("<think>{{ content.split('</answer>') }}</think>")).wrapper == "answer"
     assert read_dialect(FakeTokenizer("<think></think><tool_response>{{ x }}</tool_response>")).wrapper == ""

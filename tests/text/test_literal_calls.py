@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from app.text.dialect import Dialect
+from app.text.prompt.history_calls import calls_as_text
 from tests.text.test_imperfect_calls import GEMMA, PARIS, StreamedAnswer, read, speaking
 
 PYTHONIC = speaking("pythonic")
@@ -62,6 +63,7 @@ def test_a_string_of_gemma_that_begins_with_an_ordinary_quote_and_ends_with_its_
         ("{timeout:3,command:°awk '{print $1}'}", {"timeout": 3, "command": "awk '{print $1}'"}),
         ("{shell:°sh°,command:°echo a, b\n}", {"shell": "sh", "command": "echo a, b\n"}),
         ("{command:°ls", {"command": "ls"}),
+        ("(command:°ls°", {"command": "ls"}),
     ],
 )
 def test_a_last_string_of_gemma_that_is_not_closed_ends_with_its_call(written: str, arguments: Any) -> None:
@@ -69,8 +71,22 @@ def test_a_last_string_of_gemma_that_is_not_closed_ends_with_its_call(written: s
     assert (answer.calls, answer.text) == ([("bash", arguments)], "")
     later = read_bash(f"{START}bash{written}{END}{START}bash{{command:°pwd°}}{END}")
     assert later.calls == [("bash", arguments), ("bash", {"command": "pwd"})]
+    both = f"{START}bash{written}{END}\n{START}bash{{command:°pwd}}{END}"
+    assert read_bash(both).calls == [("bash", arguments), ("bash", {"command": "pwd"})]
+    marked = read_bash(f"{START}bash{{shell:°a {END} b°,command:°ls}}{END}")
+    assert marked.calls == [("bash", {"shell": f"a {END} b", "command": "ls"})]
     cut = f"{START}bash{written}".replace("°", '<|"|>')
     assert (read_bash(cut).calls, read_bash(cut).text) == ([], cut)
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["{", "{command:", "{environment:", "{command:°ls°,", "{command:l°s°3}", "{environment:°", "{x:l°s}", "("],
+)
+def test_arguments_of_gemma_that_cannot_be_read_are_text(written: str) -> None:
+    for call in (f"{START}bash{written}{END}", f"{START}bash{written}{START}nobody{{}}{END}"):
+        answer = read_bash(call, truncated=False)
+        assert (answer.calls, answer.text) == ([], call.replace("°", '<|"|>'))
 
 
 def test_an_end_mark_inside_a_string_of_gemma_does_not_end_the_call() -> None:
@@ -111,6 +127,7 @@ def test_a_string_of_gemma_without_quotes_ends_with_its_call_or_before_another_p
         ("{command:true,timeout:12}", {"command": "true", "timeout": 12}),
         ("{shell:1.50}", {"shell": "1.50"}),
         ("{shell:null,command:{a}}", {"shell": None, "command": "{a}"}),
+        ("{command:[°a°,{b:°c°}]}", {"command": ["a", {"b": "c"}]}),
         ("{environment:{command:12,b:true}}", {"environment": {"command": 12, "b": True}}),
     ],
 )
@@ -133,7 +150,7 @@ def test_a_comma_that_gemma_leaves_out_before_a_parameter_is_added(written: str,
     assert read_bash(f"{START}bash{written}{END}").calls == [("bash", arguments)]
 
 
-@pytest.mark.parametrize("written", ["{command:°ls°", "{environment:{a:°x°", "(command:°ls°"])
+@pytest.mark.parametrize("written", ["{command:°ls°", "{environment:{a:°x°"])
 def test_brackets_that_gemma_leaves_out_at_the_end_are_added(written: str) -> None:
     arguments = {"environment": {"a": "x"}} if "env" in written else {"command": "ls"}
     assert read_bash(f"{START}bash{written}{END}").calls == [("bash", arguments)]
@@ -238,3 +255,10 @@ def test_lines_of_code_in_an_argument_of_python_are_no_calls(code: str) -> None:
         for written in (f'"{code}"', repr(code)):
             answer = read(dialect, f"{start}write_file(code={written}){end}")
             assert answer.calls == [("write_file", {"code": code})]
+
+
+@pytest.mark.parametrize("dialect", [PYTHONIC, OLMO])
+def test_calls_that_a_history_tells_in_words_are_read_as_the_same_calls(dialect: Dialect) -> None:
+    call = {"function": {"name": "get_weather", "arguments": {"city": 'He said "Paris"', "days": 2}}}
+    text = calls_as_text({"role": "assistant", "content": "", "tool_calls": [call, call]}, dialect)["content"]
+    assert read(dialect, text).calls == [("get_weather", call["function"]["arguments"])] * 2

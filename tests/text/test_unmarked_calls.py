@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from app.text.answer.splitter import AnswerSplitter
 from app.text.dialect import Dialect
 from tests.text.test_imperfect_calls import (
     CODER,
@@ -155,8 +156,16 @@ def test_a_slip_in_the_json_of_a_call_is_repaired(written: str) -> None:
 def test_an_empty_list_is_no_arguments_to_a_tool_without_parameters() -> None:
     written = '<tool_call>\n{"name": "now", "arguments": []}\n</tool_call>'
     assert read(JSON, written, tools=NOW).calls == [("now", {})]
-    other = written.replace("now", "get_weather")
-    assert (read(JSON, other).calls, read(JSON, other).text) == ([], other)
+    for arguments in ("[]", "[null]", "[[]]", "[1]"):
+        other = written.replace("now", "get_weather").replace("[]", arguments)
+        assert (read(JSON, other).calls, read(JSON, other).text) == ([], other)
+
+
+def test_the_first_words_of_an_answer_are_not_withheld() -> None:
+    for text in ("I will", "你好", "get_weather is"):
+        answer = AnswerSplitter(MISTRAL, tools=NOW)
+        answer.feed(text)
+        assert [part.text for part in answer.take()] == [text]
 
 
 def test_python_in_quotes_that_is_the_whole_answer_is_a_call() -> None:

@@ -10,18 +10,16 @@ import regex
 from app.core.messages import ToolCallDelta
 from app.text.answer.call_patterns import CallPatterns
 from app.text.answer.calls import (
-    PYTHON_OBJECT,
     Call,
     Tools,
-    call_from_parts,
     offered_name,
-    parse_json_calls,
     parse_nested_value,
     parse_parameter,
     parse_python_calls,
     usable_call_id,
 )
 from app.text.answer.gemma_arguments import close_last_string, parse_gemma_arguments
+from app.text.answer.json_calls import PYTHON_OBJECT, call_from_parts, parse_json_calls
 from app.text.answer.json_text import JsonReader, parse_literal, to_json
 from app.text.answer.unread_text import UnreadText
 from app.text.dialect import compiled
@@ -383,7 +381,7 @@ class CallReader:
             calls, rest = self._parse_literal(name, self._unread.text[start:])
             if calls and rest.strip(" ")[:1] in {"", "\n"}:
                 return len(self._unread.text) - len(rest), calls
-        for end in ends if self._patterns.form.quote else ():
+        for end in reversed(ends) if self._patterns.form.quote else ():
             written = close_last_string(self._unread.text[start : end.start()], self._patterns.form.quote)
             calls, rest = self._parse_literal(name, written)
             if calls and not rest:

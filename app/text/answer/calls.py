@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from app.text.answer.json_text import JsonReader, parse_literal, parse_python, to_json
+from app.text.answer.json_text import parse_literal, parse_python, to_json
 
 ID_LETTERS = string.ascii_letters + string.digits
 ID_LENGTH = 9
@@ -25,11 +25,6 @@ _NAMESPACE = re.compile(r"\A(?:(?:functions|default_api)\.|(?:[\w.-]+:)+)")
 """Prefixes that models of every kind have seen before the names of tools."""
 MAX_REFERENCES = 8
 """Maximum number of references in a schema that are followed one after another."""
-NAMES = ("name", "tool_name", "function")
-"""Members with the name of the tool."""
-ARGUMENTS = ("arguments", "parameters", "args", "params", "input", "tool_input", "kwargs")
-"""Members with the arguments: templates teach the first two, models write the others, too, or the bare arguments."""
-MEMBERS = {*NAMES, *ARGUMENTS, "type", "id", "index", "call_id", "tool_call_id"}
 READ_MEMBERS = ("type", "enum", "anyOf", "oneOf", "allOf", "nullable", "properties", "items")
 """Members of a schema that say how a value is read."""
 Tools = Mapping[str, Mapping[str, Any]]
@@ -115,83 +110,6 @@ def call_ids(messages: Sequence[Mapping[str, Any]]) -> set[str]:
 def offered_name(written: str, tools: Container[str]) -> str:
     """Return the offered tool that a model names, with or without a namespace before it; empty if there is none."""
     return next((name for name in (written, _NAMESPACE.sub("", written)) if name in tools), "")
-
-
-# --- JSON that includes the names ----------------------------------------------------------------------------------
-
-
-WRAPS = r"<\|python_tag\|>|functools(?=\s*\[)|</?\|?/?(?:tools|tool_calls?|function_calls?)\|?>|```\w*"
-"""Pattern of what models write around JSON calls that lack the markers of their form."""
-_BETWEEN = re.compile(rf"\A(?:[\s;,]|{WRAPS})+")
-_NAMED = re.compile(r"(?P<name>[\w.:/-]{1,300})(?:\[ARGS\]|\n)\s*(?=\{)")
-"""Name before arguments."""
-PYTHON_OBJECT = re.compile(r"\[?\s*\{\s*'")
-"""Pattern of the beginning of calls as a Python object, which Hermes 2 and 3 were taught to write."""
-
-
-def parse_json_calls(text: str, tools: Tools) -> list[Call]:
-    """Parse objects one after another, or lists of them, as calls; empty unless each calls an offered tool."""
-    calls, rest = first_json_calls(text, tools)
-    return [] if rest else calls
-
-
-def first_json_calls(text: str, tools: Tools, *, ended: bool = False) -> tuple[list[Call], str]:
-    """Parse objects, or lists of them, up to the first that calls no offered tool; return them and the rest. `ended`:
-    the model has ended the text, so brackets that are missing at its end are added."""
-    calls: list[Call] = []
-    while text := _BETWEEN.sub("", text).rstrip(" \t\r\n;,"):
-        named = _NAMED.match(text)
-        start = named.end() if named else 0
-        reader = JsonReader()
-        end = start + reader.read(text[start:])[0]
-        missing = (reader.missing or "") if ended and end == len(text) else ""
-        try:
-            end = len(text) if PYTHON_OBJECT.match(text, start) else end
-            value = parse_literal(text[start:end] + missing)
-        except ValueError:
-            break
-        value = {named["name"]: value} if named else value
-        read = [_call_from_object(entry, tools) for entry in (value if isinstance(value, list) else [value])]
-        if not all(read):
-            break
-        calls += [call for call in read if call]
-        text = text[end:]
-    return calls, text
-
-
-def _call_from_object(value: Any, tools: Tools) -> Call | None:
-    if not isinstance(value, dict):
-        return None
-    if len(value) == 1 and (name := offered_name(next(iter(value)), tools)):
-        return call_from_parts(name, next(iter(value.values())), tools)
-    inner = value.get("function")
-    if isinstance(inner, dict):
-        return _call_from_object({"id": value.get("id")} | inner, tools)
-    name = offered_name(next((value[key] for key in NAMES if isinstance(value.get(key), str)), ""), tools)
-    if not name or ("description" in value and "description" not in tools[name]):
-        return None  # of no offered tool, or the definition of one
-    arguments = next((value[key] for key in ARGUMENTS if key in value), None)
-    others = {key: member for key, member in value.items() if key not in MEMBERS}
-    if others and not arguments and others.keys() <= tools[name].keys():
-        arguments = others
-    elif others and arguments is None:
-        return None
-    return call_from_parts(name, arguments, tools, value.get("id"))
-
-
-def call_from_parts(name: str, arguments: Any, tools: Tools, model_id: Any = "") -> Call | None:
-    """Return a call, with an empty object if there are no arguments; None if they are anything but an object, which a
-    list may contain. An empty list is an object to a tool without parameters."""
-    if isinstance(arguments, str):
-        try:
-            arguments = parse_literal(arguments) if arguments.strip() else None
-        except ValueError:
-            return None
-    if isinstance(arguments, list) and (len(arguments) == 1 or not (arguments or tools[name])):
-        arguments = arguments[0] if arguments else {}
-    arguments = {} if arguments is None else arguments
-    identifier = model_id if isinstance(model_id, str) else ""
-    return Call(name, to_json(arguments), identifier) if isinstance(arguments, dict) else None
 
 
 # --- one text per parameter ----------------------------------------------------------------------------------------

@@ -10,6 +10,9 @@ from app.text.answer.calls import PYTHON_STRING, json_types, parse_parameter, pa
 from app.text.answer.json_text import parse_literal
 from app.text.dialect import compiled
 
+_MARK = re.compile(r"<(?:\|\"\|>|escape>|\|tool_call>|tool_call\|>|(?:start|end)_function_call>)")
+"""Markers and quotes."""
+_FIRST_BRACKET = re.compile(r"\A\s*\(")
 _SPACE = re.compile(r"\s*")
 _BARE = re.compile(r"[^,\]}]*")
 _KEY = re.compile(r"""([^:=,{}\[\]<>'"]+)[:=]""")
@@ -17,7 +20,7 @@ _UNOPENED = re.compile(
     r"""((?:(?!<\|"\|>|<escape>|,\s*[^\s:=,]+\s*[:=]).)*[^\s:=,\[{])(?:<\|"\|>|<escape>)(?=\s*[,\]}])""", re.DOTALL
 )
 """String whose first special quote the model left out."""
-_IN_ROUND_BRACKETS = re.compile(r"\A\s*\((.*?)\)?\s*\Z", re.DOTALL)
+_IN_ROUND_BRACKETS = re.compile(r"\A\s*\((.*)\)\s*\Z", re.DOTALL)
 _QUOTED = re.compile(rf"({PYTHON_STRING.pattern})\s*(?=[,\]}}:])", re.DOTALL)
 """String in ordinary quotes, which some models write instead of their special ones."""
 
@@ -34,8 +37,17 @@ def parse_gemma_arguments(text: str, quote: str, schemas: Mapping[str, Any]) -> 
 
 def close_last_string(text: str, quote: str) -> str:
     """Add what is missing at the end of arguments whose last value is a string: its quote, the bracket, or both."""
-    closed = text.rstrip().removesuffix("}")
-    return closed + (quote if text.count(quote) % 2 else "") + "}"
+    is_open, last = text.count(quote) % 2, text.rpartition(quote)[2]
+    if text.rstrip().endswith((":", "=", ",", "{", "(", *([quote] * is_open))) or (is_open and _MARK.search(last)):
+        return text  # the value is missing, too, or runs into another call
+    return _FIRST_BRACKET.sub("{", text.rstrip().removesuffix("}")) + quote * is_open + "}"
+
+
+def _without_marks(text: str) -> str:
+    """Return a text without quotes. Raises ValueError if it contains markers of calls: it runs into another call."""
+    if _MARK.search(text):
+        raise ValueError("another call")
+    return text
 
 
 class _Arguments:
@@ -71,8 +83,11 @@ class _Arguments:
         try:
             return parse_literal(written), position + len(written)
         except ValueError:
-            unopened = _UNOPENED.match(text, position)
-            return (unopened[1], unopened.end()) if unopened else (written, position + len(written))
+            if unopened := _UNOPENED.match(text, position):
+                return _without_marks(unopened[1]), unopened.end()
+            if position + len(written) == len(text):
+                raise
+            return _without_marks(written), position + len(written)
 
     def _parse_container(self, position: int, schemas: Mapping[str, Any]) -> tuple[Any, int]:
         text = self._text
@@ -109,11 +124,11 @@ class _Arguments:
         if "string" not in json_types(schema) or self._text.startswith(self._quote, start):
             return self.parse_value(start, {})
         written = self._unquoted[separator].match(self._text, start)
-        if written is None:
-            raise ValueError("no end")
-        if self._quote in written["text"]:
+        if written is not None and written["text"].startswith(("{", "[")) and self._quote in written["text"]:
             return self.parse_value(start, {})
-        value, mark = written["text"], written["text"][:1]
+        if written is None or self._quote in written["text"]:
+            raise ValueError("no end")
+        value, mark = _without_marks(written["text"]), written["text"][:1]
         if written["quote"]:
             is_quoted = mark in {"'", '"'} and value.find(mark, 1) == len(value) - 1 > 0
             return (value[1:-1] if is_quoted else value), written.end()

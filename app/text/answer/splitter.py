@@ -16,9 +16,9 @@ from app.text import harmony
 from app.text.answer.call_patterns import patterns
 from app.text.answer.call_reader import CallReader, CallsEnded, CallSender
 from app.text.answer.calls import Call, offered_name, parameter_schemas
+from app.text.answer.json_calls import BEGINNINGS, parse_unmarked_calls
 from app.text.answer.parts import AnswerDelta, assembled_calls
 from app.text.answer.stops import FlaggedText, Markdown, OutgoingText
-from app.text.answer.unmarked_calls import BEGINNINGS, parse_unmarked_calls
 from app.text.answer.unread_text import MatchSearch, UnreadText
 from app.text.detokenizer import TextStream
 from app.text.dialect import (

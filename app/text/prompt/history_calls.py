@@ -22,7 +22,7 @@ from app.text.prompt.turns import (
 )
 
 PYTHON_CALLS = {"pythonic": "[{}]", "olmo3": "\n{}\n"}
-"""How models that write calls in Python separate them from the markers, by the name of their form."""
+"""Surroundings of a call between its markers, by the forms whose calls are Python."""
 """Name of mlx-lm's parser for calls in Python syntax (LFM2)."""
 NO_RESULT = "(no result)"
 """Placeholder for a missing tool result."""
