@@ -192,7 +192,7 @@ def _figure_cells(figures: Figures) -> tuple[str, ...]:
         figures.name + used,
         f"{speed} ({slowest}-{fastest})",
         "" if figures.setting == PLAIN else f"{figures.ratio:.2f} ({figures.low:.2f}-{figures.high:.2f})",
-        "" if figures.acceptance is None else f"{100 * figures.acceptance:.0f} %",
+        "" if figures.acceptance is None else f"{figures.acceptance:.0%}",
         "" if figures.tokens_per_cycle is None else f"{figures.tokens_per_cycle:.2f}",
     )
 
@@ -205,9 +205,9 @@ def doubt_text(doubt: Doubt) -> str:
     """Return the text of a doubt, with advice for the user."""
     return {
         "one_round": "One round only: a first impression. Measure for longer to be sure.",
-        "unsteady": f"The same work without drafting varied by ± {100 * doubt.amount:.0f} % between rounds: something "
+        "unsteady": f"The same work without drafting varied by ±{doubt.amount:.0%} between rounds: something "
         "else kept this computer busy. Measure again when it is quiet.",
-        "disturbed": f"{doubt.amount:.0f} turns were repeated because of other requests. Measure again when idle.",
+        "disturbed": f"Turns repeated because of other requests: {doubt.amount:.0f}. Measure again when idle.",
     }[doubt.kind]
 
 

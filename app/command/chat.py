@@ -259,8 +259,9 @@ def summary_of(reply: Reply) -> str:
     if reply.stopped:
         return "Stopped."
     timings, speculation = reply.timings, reply.speculation
+    written = timings.get("predicted_n", 0)
     parts = [
-        f"{timings.get('predicted_n', 0)} tokens",
+        f"{written} {'token' if written == 1 else 'tokens'}",
         f"{float(timings.get('predicted_per_second') or 0):.1f} tokens/s",
     ]
     drafted, accepted = speculation.get("drafted") or 0, speculation.get("accepted") or 0

@@ -49,7 +49,7 @@ def loaded_table(snapshot: Mapping[str, Any], chosen: Mapping[str, ModelSettings
 
 def _add_loaded(table: Table, model: Mapping[str, Any], progress: Mapping[str, Any] | None) -> None:
     used_bytes = sum(int(model.get(f"{part}_bytes") or 0) for part in ("weights", "cache", "prefix_cache"))
-    state = f"{progress['phase']} {100 * progress['fraction']:.0f} %" if progress else str(model.get("state", ""))
+    state = f"{progress['phase']} {progress['fraction']:.0%}" if progress else str(model.get("state", ""))
     table.add_row(
         Text(str(model.get("id", "")), style="bold"),
         Text(" + ".join(str(draft.get("id")) for draft in model.get("drafts") or ()) or "–"),
@@ -173,5 +173,5 @@ def count_text(count: int) -> str:
 
 
 def share_text(part: float, whole: float) -> str:
-    """Format a share: 3 of 4 -> "75 %"."""
-    return f"{100 * part / whole:.0f} %" if whole else "–"
+    """Format a share: 3 of 4 -> "75%"."""
+    return f"{part / whole:.0%}" if whole else "–"

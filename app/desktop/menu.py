@@ -14,6 +14,8 @@ SEPARATOR = MenuEntry()
 MAX_MODELS = 8
 SHUTDOWN_ACTIONS = frozenset({"stop", "quit_all"})
 """Actions that end the server."""
+REQUESTED_EXITS = frozenset({"exit_restarted", "exit_stopped"})
+"""Codes of the reasons why a worker ended that the user asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,11 @@ class ServiceState:
         return models
 
     @property
+    def loading(self) -> tuple[str, ...]:
+        """Ids of the models that are being loaded."""
+        return tuple(str(model["id"]) for model in self.state.get("loading", ()))
+
+    @property
     def quarantined(self) -> tuple[str, ...]:
         """Ids of quarantined models, which crashed the worker repeatedly."""
         return tuple(str(model["id"]) for model in self.state.get("quarantined", ()))
@@ -67,7 +74,9 @@ def tray_state(service: ServiceState) -> TrayState:
         return "starting"
     if not service.is_served:
         return "stopped"
-    return "busy" if service.state.get("running") else "ready"
+    if service.state.get("running"):
+        return "busy"
+    return "starting" if service.loading else "ready"
 
 
 def tray_content(service: ServiceState, words: Words) -> TrayContent:
@@ -96,7 +105,9 @@ def _headline(service: ServiceState, state: TrayState, speed: str, words: Words)
         share = service.pace.get("acceptance")
         if share is None:
             return [words("menu.busy", speed=speed)]
-        return [words("menu.busy_accepted", speed=speed, share=f"{100 * share:.0f} %")]
+        return [words("menu.busy_accepted", speed=speed, share=f"{share:.0%}")]
+    if state == "starting" and service.loading and not service.running_command:
+        return [words("menu.loading", model=name) for name in service.loading]
     if state == "starting":
         return [words("menu.stopping" if service.running_command in SHUTDOWN_ACTIONS else "menu.starting")]
     return [words("menu.ready" if state == "ready" else "menu.stopped")]
@@ -154,8 +165,10 @@ def notifications(old: ServiceState, new: ServiceState, words: Words) -> list[st
         texts.append(_full_disk_text(new, words))
     if new.newer_version and new.newer_version != old.newer_version:
         texts.append(words("menu.newer", version=new.newer_version))
-    if old.worker and new.worker.get("restarts", 0) > old.worker.get("restarts", 0):
-        texts.append(words("menu.restarted", why=_reason_text(new.worker.get("last_exit") or {}, words)))
+    last_exit = new.worker.get("last_exit") or {}
+    has_restarted = old.worker and new.worker.get("restarts", 0) > old.worker.get("restarts", 0)
+    if has_restarted and last_exit.get("reason_code") not in REQUESTED_EXITS:
+        texts.append(words("menu.restarted", why=_reason_text(last_exit, words)))
     if old.is_served and not new.is_served and not old.running_command and not new.running_command:
         texts.append(words("menu.ended"))
     return texts
@@ -163,5 +176,7 @@ def notifications(old: ServiceState, new: ServiceState, words: Words) -> list[st
 
 def _reason_text(reason: Mapping[str, Any], words: Words) -> str:
     """Return a reason in the user's language, or in English if there is no translation."""
-    key = f"reason.{reason.get('reason_code', '')}"
-    return words(key, **reason.get("reason_values", {})) if key in words.entries else str(reason.get("reason", ""))
+    key, values = f"reason.{reason.get('reason_code', '')}", dict(reason.get("reason_values", {}))
+    if "seconds" in values:
+        values["seconds"] = words("menu.seconds", count=f"{values['seconds']:.0f}")
+    return words(key, **values) if key in words.entries else str(reason.get("reason", ""))

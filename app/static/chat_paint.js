@@ -1,6 +1,6 @@
 // Draws a turn as markdown, or as raw text in which each drafting method's pieces have its colour.
 
-import { number, t } from "./core.js";
+import { t } from "./core.js";
 import { codeBlock, make, markdown } from "./chat_markdown.js";
 import { messageOf, readable, readableAnswer } from "./chat_text.js";
 import { methodWords } from "./model_words.js";
@@ -21,7 +21,7 @@ export function paint(node, reply, isRaw) {
 export function paintMessage(node, content) {
   const { text, files } = messageOf(content);
   const folds = files.map((file) => {
-    const words = `${file.name} · ${t("chat.characters", { count: number(file.text.length) })}`;
+    const words = `${file.name} · ${t.n("chat.characters", file.text.length)}`;
     const box = make("pre", "", file.text);
     box.tabIndex = 0;
     return folded("file", words, box);

@@ -1,6 +1,6 @@
 // Words for downloads and repositories: states, problems, facts; shared by queue and search.
 
-import { ago, bytes, number, seconds, t } from "./core.js";
+import { ago, bytes, seconds, t } from "./core.js";
 import { methodWords, modelAddress } from "./model_words.js";
 
 const SILENT_SECONDS = 10;
@@ -92,8 +92,8 @@ export const foundRow = (result) => ({
   ...result,
   methodWords: result.method ? t("downloads.drafter", { method: methodWords(result.method) }) : "",
   factWords: [
-    t("downloads.count_downloads", { count: number(result.downloads) }),
-    t("downloads.count_likes", { count: number(result.likes) }),
+    t.n("downloads.count_downloads", result.downloads),
+    t.n("downloads.count_likes", result.likes),
     result.modified_at ? t("downloads.updated", { ago: ago(result.modified_at) }) : "",
     result.licence ? t("downloads.licence", { licence: result.licence }) : "",
     ...result.tags,

@@ -101,7 +101,8 @@ component("restart", () => ({
   async restart() {
     const rows = data.settings;
     const grace = rows.find((row) => row.name === "drain_seconds").value;
-    const wording = { title: t("settings.restart_title"), text: t("settings.restart_text", { time: seconds(grace) }), action: t("settings.restart") };
+    const text = grace ? t("settings.restart_text", { time: seconds(grace) }) : t("settings.restart_at_once");
+    const wording = { title: t("settings.restart_title"), text, action: t("settings.restart") };
     if (!(await confirm(wording))) return;
     this.isBusy = true;
     try {

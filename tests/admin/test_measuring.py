@@ -147,7 +147,7 @@ async def test_the_setting_in_use_is_the_one_that_changes_nothing(site: ModelSit
 async def test_where_nothing_differs_nothing_is_recommended(site: ModelSite) -> None:
     site.worker.speeds = dict.fromkeys(site.worker.speeds, 100.0)
     row = await site.measured(grid="one")
-    assert row["report"]["text"] == "no clear difference, ± 5 % (1 request); change nothing"
+    assert row["report"]["text"] == "no clear difference, ±5% (1 request); change nothing"
     refused = await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", {}, status=400)
     assert "no clear difference" in refused["error"]["message"]
 

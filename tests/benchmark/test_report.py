@@ -55,7 +55,7 @@ def said(speeds: dict[tuple[int, str, int], float]) -> tuple[str, Any]:
 
 def test_a_method_that_pays_alone_is_kept_with_its_drafts() -> None:
     text, choice = said({**PAYS_ALONE, (1, "auto", 0): 20.0})
-    assert text == "dflash, draft length 7: 2.60x (1 request); no clear difference, ± 5 % (8 requests)"
+    assert text == "dflash, draft length 7: 2.60x (1 request); no clear difference, ±5% (8 requests)"
     assert choice["drafts"] == ["big-dflash"]
     assert (choice["methods"], choice["num_draft_tokens"]) == (["dflash"], 7)
     assert "policy" not in choice, "nothing is clear for several requests"
@@ -89,7 +89,7 @@ def test_where_nothing_pays_no_drafting_is_recommended() -> None:
 
 def test_a_tie_changes_nothing() -> None:
     text, choice = said({(1, "off", 0): 10.0, (1, "auto", 0): 9.9, (1, "ngram", 1): 10.4})
-    assert text == "no clear difference, ± 5 % (1 request); change nothing"
+    assert text == "no clear difference, ±5% (1 request); change nothing"
     assert choice is None
 
 
@@ -332,7 +332,7 @@ def test_the_table_shows_every_setting() -> None:
         "dflash 7",
         "26.0 (26.0-26.0)",
         "2.60 (2.60-2.60)",
-        "80 %",
+        "80%",
         "governor: dflash",
     ):
         assert part in shown

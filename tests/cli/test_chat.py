@@ -59,13 +59,17 @@ def test_accepted_spans_are_marked() -> None:
         ({"method": "off", "reason": "two requests ran"}, "no drafting · two requests ran"),
         (
             {"method": "ngram", "drafted": 8, "accepted": 4, "tokens_per_cycle": 3.0},
-            "ngram: 4 of 8 drafts accepted (50 %) · 3.00 tokens per step",
+            "ngram: 4 of 8 drafts accepted (50%) · 3.00 tokens per step",
         ),
     ],
 )
 def test_the_numbers_say_why(speculation: dict[str, Any], ending: str) -> None:
     reply = Reply(timings={"predicted_n": 12, "predicted_per_second": 40.0}, speculation=speculation)
     assert summary_of(reply) == f"12 tokens · 40.0 tokens/s · {ending}"
+
+
+def test_one_token_is_counted_as_one() -> None:
+    assert summary_of(Reply(timings={"predicted_n": 1}, speculation={})).startswith("1 token · ")
 
 
 class ScriptedServer:

@@ -115,7 +115,7 @@ def test_ps_shows_what_is_loaded_loading_and_quarantined(environment: Mapping[st
     for part in ("big", "small", "ready (pinned)", "1.5 GB", "draft_model", "ngram"):
         assert part in shown
     assert "it has no head" not in shown, "with a drafter loaded, what was not loaded is noise"
-    assert "weights 25 %" in shown
+    assert "weights 25%" in shown
     assert "bad is quarantined: it crashed three times" in shown
     assert "short of memory (critical)" in shown
     assert json.loads(run(environment, "ps", "--json").stdout) == LOADED
@@ -231,7 +231,7 @@ def test_chat_once_writes_the_reply_to_stdout_and_its_numbers_to_stderr(
     result = run(environment, "chat", "big", "--once", "Count.", "--temperature", "0", "--no-speculation")
     assert result.exit_code == 0
     assert result.stdout == "1, 2, 3\n"
-    numbers = "5 tokens · 123.4 tokens/s · draft_model: 3 of 4 drafts accepted (75 %) · 2.50 tokens per step\n"
+    numbers = "5 tokens · 123.4 tokens/s · draft_model: 3 of 4 drafts accepted (75%) · 2.50 tokens per step\n"
     assert result.stderr == numbers
     _, _, body, _ = fake.requests[-1]
     assert body["messages"] == [{"role": "user", "content": "Count."}]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from app.core.reason import Reason, reason_object
 from app.desktop.menu import ServiceState, notifications, tray_content, tray_state
 from app.desktop.tray import MenuEntry
 from app.i18n.catalogs import languages, read_words
@@ -30,6 +31,8 @@ READY = ServiceState(
     is_served=True, address="http://127.0.0.1:8710", state=state(), models=("demo-assistant", "demo-hybrid")
 )
 BUSY = dataclasses.replace(READY, state=state(running=1), pace={"tokens_per_second": 41.4, "acceptance": 0.823})
+BUSY_WORDS = "41 tokens per second · 82% of drafts accepted"
+LOADING = dataclasses.replace(READY, state=state(loading=[{"id": "demo-hybrid"}]))
 QUARANTINED = dataclasses.replace(READY, state=state(quarantined=[{"id": "demo-hybrid"}]))
 FULL_DISK = dataclasses.replace(READY, full_disk="/data/paceline")
 NEWER = dataclasses.replace(READY, newer_version="9.0", update_command="brew upgrade paceline")
@@ -61,8 +64,10 @@ def actions(entries: tuple[MenuEntry, ...]) -> set[str]:
         ),
         (dataclasses.replace(READY, state=state(worker={**WORKER, "ready": False})), "starting", "Starting…"),
         (READY, "ready", "Ready"),
-        (BUSY, "busy", "41 tokens per second · 82 % of drafts accepted"),
+        (BUSY, "busy", BUSY_WORDS),
         (dataclasses.replace(BUSY, pace={"tokens_per_second": 9.0, "acceptance": None}), "busy", "9 tokens per second"),
+        (LOADING, "starting", "Loading demo-hybrid…"),
+        (dataclasses.replace(BUSY, state=state(running=1, loading=[{"id": "demo-hybrid"}])), "busy", BUSY_WORDS),
         (PORT_TAKEN, "trouble", PORT_TAKEN.problem),
     ],
 )
@@ -155,9 +160,28 @@ def test_a_worker_that_restarted_is_told_with_the_reason() -> None:
     assert notifications(STOPPED, renewed, WORDS) == []
 
 
+def restarted_because(reason: Reason) -> ServiceState:
+    worker = {**WORKER, "restarts": 1, "last_exit": reason_object(reason)}
+    return dataclasses.replace(READY, state=state(worker=worker))
+
+
+@pytest.mark.parametrize("code", ["exit_restarted", "exit_stopped"])
+def test_a_restart_that_was_asked_for_is_not_told(code: str) -> None:
+    assert notifications(READY, restarted_because(Reason(code, {"code": "0"})), WORDS) == []
+
+
+@pytest.mark.parametrize(
+    ("language", "silence"), [("en", "for 120 s"), ("ja", "120秒間"), ("ko", "120초 동안"), ("zh-Hans", "120 秒内")]
+)
+def test_seconds_in_a_reason_have_their_unit(language: str, silence: str) -> None:
+    hung = restarted_because(Reason("exit_hung", {"seconds": 120.0}))
+    [text] = notifications(READY, hung, read_words(language))
+    assert silence in text
+
+
 @pytest.mark.parametrize("language", languages())
 def test_every_situation_can_be_told_in_every_language(language: str) -> None:
     words = read_words(language)
-    for seen in (STOPPED, STARTING, READY, BUSY, QUARANTINED, PORT_TAKEN, FULL_DISK, NEWER):
+    for seen in (STOPPED, STARTING, READY, BUSY, LOADING, QUARANTINED, PORT_TAKEN, FULL_DISK, NEWER):
         assert tray_content(seen, words).entries
     assert notifications(READY, dataclasses.replace(READY, state=state(worker=RENEWED)), words)

@@ -382,7 +382,7 @@ def cell_text(cell: CellReport) -> str:
 def _compared_text(cell: CellReport) -> str:
     best = cell.find(cell.best)
     if cell.verdict == "tie" or best is None:
-        return f"no clear difference, ± {100 * cell.noise:.0f} %"
+        return f"no clear difference, ±{cell.noise:.0%}"
     if best.setting == PLAIN:
         return "no drafting is fastest"
     if best.setting == GOVERNOR:
