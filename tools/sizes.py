@@ -27,7 +27,7 @@ BUDGETS = {
     "admin": 3_540,
     "i18n": 150,
     "command": 2_600,
-    "desktop": 1_400,
+    "desktop": 1_420,
 }
 """Lines of each package, set on 2026-11-30."""
 ALARM = 1.10

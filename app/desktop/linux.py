@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
 
 from app.core.errors import CommandError
 from app.desktop.bundle import ICONS
-from app.desktop.tray import MenuEntry, TrayContent, TrayState
+from app.desktop.tray import SEEN_ACTION, MenuEntry, TrayContent, TrayState
 from app.i18n.catalogs import system_languages
 
 LIGHT_ICON_COLOUR, DARK_ICON_COLOUR, MIDDLE_LIGHTNESS = QColor("#f5f5f5"), QColor("#1c1c1c"), 128
@@ -105,6 +105,7 @@ class LinuxTray:
 
     def _menu_closed(self) -> None:
         """Show a waiting menu, after the action that closed this one has run."""
+        self._on_choose(SEEN_ACTION)
         self.schedule(self._apply_pending)
 
     def _apply_pending(self) -> None:

@@ -15,7 +15,7 @@ import AppKit
 import Foundation
 
 from app.desktop.bundle import ICONS
-from app.desktop.tray import MenuEntry, TrayContent, TrayState
+from app.desktop.tray import SEEN_ACTION, MenuEntry, TrayContent, TrayState
 
 TICK_SECONDS, TICK_TOLERANCE_SECONDS = 1.0, 0.2
 """Interval between two checks for signals, and the delay that macOS may add to save energy, both in seconds."""
@@ -143,6 +143,7 @@ class MacTray:
     def close_menu(self) -> None:
         """Show the entries that waited for the menu to close."""
         self._is_open = False
+        self._on_choose(SEEN_ACTION)
         if self._pending is not None:
             self._edit(self._menu, self._pending)
             self._shown, self._pending = self._pending, None

@@ -6,6 +6,8 @@ from typing import Literal, Protocol
 
 TrayState = Literal["stopped", "starting", "ready", "busy", "trouble"]
 """State that the image shows: `icons/STATE.png`, and its `@2x` version."""
+SEEN_ACTION = "seen"
+"""Action that is reported when the menu closes: what it told is known now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,8 @@ async def test_the_code_is_for_the_address_that_the_browser_used_and_holds_no_ke
 async def test_an_agent_that_needs_a_longer_context_says_so() -> None:
     for context, count in ((4096, len(AGENT_SNIPPETS)), (32_768, 1), (1 << 17, 0)):
         site = make_site(api_key="k", models=(dataclasses.replace(model("a"), context=context),))
-        assert (await get(site, "/admin/connect")).text.count("choose a model with a longer context") == count
+        page = (await get(site, "/admin/connect")).text
+        assert page.count("choose a model with a longer context") == page.count(f"holds {context:,} tokens") == count
 
 
 async def test_what_is_copied_is_on_the_page() -> None:

@@ -151,6 +151,13 @@ def test_an_entry_that_is_chosen_reaches_who_listens(tray: Any) -> None:
     assert heard == ["quit", "unload demo-assistant"]
 
 
+def test_a_menu_that_closes_is_reported_as_seen(tray: Any) -> None:
+    heard: list[str] = []
+    tray.show(READY)
+    run(tray, item().menu.opened, item().menu.closed, chosen=heard.append)
+    assert heard == ["seen"]
+
+
 def test_a_double_click_on_the_app_that_runs_opens_the_dashboard(tray: Any) -> None:
     heard: list[str] = []
     application = fake_appkit.NSApplication.shared
