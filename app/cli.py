@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,10 +99,7 @@ def serve(
             check_named_drafts(settings, explicit_settings(drafts=draft).drafts)
 
     with reported_errors():
-        code = run(settings, arguments=option_arguments(context.params), check=check, announce=_greet)
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-    os._exit(code)  # the interpreter would wait for threads, even for one whose disk or hub never answers
+        raise typer.Exit(run(settings, arguments=option_arguments(context.params), check=check, announce=_greet))
 
 
 def _greet(url: str, setup: str, live: "LiveSettings", catalog: "FolderCatalog") -> None:
@@ -278,8 +276,15 @@ def pull(repository: Repository, *, revision: Revision = "") -> None:
 
 
 def main() -> None:
-    """Run the command line."""
-    application()
+    """Run the command line. Threads that are left when it ends are not waited for: their disk may never answer."""
+    try:
+        application()
+    except SystemExit as end:
+        if threading.active_count() == 1:
+            raise
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(end.code if isinstance(end.code, int) else 0)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ export const list = {
   arrangeList(conversations) {
     const places = new Map(this.renamed ? this.conversations.map(({ id }, at) => [id, at]) : []);
     const placeOf = ({ id }) => places.get(id) ?? places.size;
-    this.conversations = conversations.toSorted((one, other) => placeOf(one) - placeOf(other));
+    this.conversations = conversations.toSorted((left, right) => placeOf(left) - placeOf(right));
   },
   find() {
     clearTimeout(this.finding);

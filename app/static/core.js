@@ -303,7 +303,7 @@ function copySelected(text) {
 const isHidden = (node) => !node.getClientRects().length;
 new MutationObserver(() => {
   const pressed = document.activeElement;
-  const group = isHidden(pressed) ? pressed.closest(".actions") : null;
+  const group = pressed?.matches("button") && isHidden(pressed) ? pressed.closest(".actions") : null;
   if (!group) return;
   const find = () => [...group.querySelectorAll("button:enabled")].find((button) => !isHidden(button));
   setTimeout(() => [pressed, document.body].includes(document.activeElement) && find()?.focus()); // `x-show` shows late

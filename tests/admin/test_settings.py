@@ -241,8 +241,9 @@ async def test_keys_and_values_are_quantised_as_the_api_or_the_page_says(
 
 
 async def test_a_reload_is_offered_done_or_too_early(site: SignInSite, client: httpx2.AsyncClient) -> None:
-    worker = site.site.worker
-    worker.book.snapshot = Snapshot(models=(loaded("demo-main"),))
+    worker, resolver = site.site.worker, site.site.context.resolver
+    size_bytes = resolver.main("demo-main").size_bytes
+    worker.book.snapshot = Snapshot(models=(loaded("demo-main", size_bytes=size_bytes),))
     assert (await client.patch(MODEL, json={"num_draft_tokens": 3})).json()["reload"] == "needed"
     assert (await client.patch(MODEL, json={"num_draft_tokens": 4, "reload": True})).json()["reload"] == "done"
     assert worker.unloads == ["demo-main"]
@@ -253,7 +254,6 @@ async def test_a_reload_is_offered_done_or_too_early(site: SignInSite, client: h
 
     worker.unload = refuse  # type: ignore[method-assign]
     assert (await client.patch(MODEL, json={"num_draft_tokens": 5, "reload": True})).json()["reload"] == "busy"
-    resolver = site.site.context.resolver
     assert resolver.resolve("demo-main").live.num_draft_tokens is None, "as it is in memory"
     assert resolver.planned(resolver.main("demo-main")).live.num_draft_tokens == 5
 

@@ -282,8 +282,9 @@ async def test_a_request_may_be_strict_unless_its_model_accepts_by_rejection() -
 async def test_a_drafter_that_is_named_is_the_only_one_that_may_draft() -> None:
     site = make_site(models=DRAFTERS)
     assert (await site.chat(draft_model="demo-main-dflash+demo-draft")).status_code == 200
-    drafts = site.worker.commands[0].model.drafters
-    site.worker.book.snapshot = Snapshot(models=(loaded("demo-main", *drafts),))
+    unit = site.worker.commands[0].model
+    in_memory = loaded("demo-main", *unit.drafters, size_bytes=unit.size_bytes)
+    site.worker.book.snapshot = Snapshot(models=(in_memory,))
     for length in (None, 3):
         assert (await site.chat(draft_model="demo-draft", num_draft_tokens=length)).status_code == 200
         command = site.worker.commands[-1]

@@ -71,7 +71,7 @@ settings = read_settings()
 _run(Store(settings.home / FILE_NAME), settings, lambda _settings: None, announce, publish)
 """
 HANGS = """
-import asyncio, os, signal, threading
+import asyncio, os, signal, sys, threading
 from app import cli
 from app.admin.downloading import Downloads
 from app.supervision.client import WorkerClient
@@ -86,7 +86,8 @@ async def resume(downloads, begin=Downloads.start):
 
 WorkerClient.start, Downloads.start = start, resume
 cli._greet = lambda *_values: (print("served", flush=True), os.kill(os.getpid(), signal.SIGTERM))
-cli.application(["serve", "--port", "0"])
+sys.argv = ["paceline", "serve", "--port", "0"]
+cli.main()
 """
 LARGE_BODIES = """
 import json

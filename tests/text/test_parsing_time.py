@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from app.text.answer.calls import MOST_TRIES, parse_python_calls
-from app.text.answer.splitter import _HEADER
+from app.text.harmony import HEADER
 
 TOOLS = {"f": {"a": {}, "b": {}}}
 
@@ -14,7 +14,7 @@ TOOLS = {"f": {"a": {}, "b": {}}}
 @pytest.mark.parametrize(
     ("read", "least", "repeated"),
     [
-        (lambda text: _HEADER.match(text + "<x", partial=True), "<|channel|> a ", "to="),
+        (lambda text: HEADER.match(text + "<x", partial=True), "<|channel|> a ", "to="),
         (lambda text: parse_python_calls(text + ")]", TOOLS), "[f(a=(1", ", b=x"),
     ],
     ids=["header", "python"],
