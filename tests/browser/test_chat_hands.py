@@ -42,6 +42,7 @@ def rename(page: Page, title: str) -> None:
     entry = page.locator(ENTRIES, has_text=title)
     entry.hover()
     entry.get_by_title(words("chat.rename"), exact=True).click()
+    expect(page.get_by_label(words("chat.title"), exact=True)).to_be_focused()
 
 
 def test_the_focus_stays_where_a_person_works(visit: Visit) -> None:

@@ -27,6 +27,8 @@ def test_open_pages_offer_a_model_that_has_come_since(server: Server, visitor: V
     folder = server.home.parent / "models" / LATE
     shutil.copytree(Path(app.__file__).parent / "demo_models" / MODEL, folder)
     try:
+        while all(entry["id"] != LATE for entry in server.call("GET", "/v1/models")["data"]):
+            continue  # folders are looked at every two seconds
         server.call("PATCH", "/admin/api/settings", {"queue_limit": 127})
         for page, place in ((models, "tbody"), (chat, "#option-model")):
             page.bring_to_front()

@@ -112,7 +112,7 @@ def test_the_whole_way_by_keyboard(
         if phone:
             fits(page)
             press(page, words("welcome.use_embedded"))
-            ask_by_keyboard(page)
+            ask_by_keyboard(page, words, phone=phone)
             assert left(fresh) == ["folders"]
             page.goto("/admin/")
             expect(page.locator("#recent-title")).to_be_visible()
@@ -168,11 +168,13 @@ def download_a_pair(page: Page, words: Words) -> None:
     expect(card.get_by_role("button")).to_have_count(0)
 
 
-def ask_by_keyboard(page: Page) -> None:
+def ask_by_keyboard(page: Page, words: Words, *, phone: bool) -> None:
     expect(page).to_have_url(re.compile(rf"/admin/chat\?model={STARTER}$"))
     is_settled(page)
     reach(page, page.locator("#draft"))
     page.keyboard.type("Count from 1 to 5.")
+    if phone:  # there, Return starts a new line
+        reach(page, page.get_by_role("button", name=words("reply.send"), exact=True))
     page.keyboard.press("Enter")
     expect(page.locator("#chat-thread")).to_contain_text("4, 5")
 
