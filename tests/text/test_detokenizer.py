@@ -2,7 +2,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from app.text.answer.parts import AnswerDelta
@@ -133,6 +133,7 @@ def cut_at(text: str, stop: Sequence[str]) -> tuple[str, bool]:
 
 
 @FAST
+@example(text=" b", stop=[" "], cuts=[])
 @given(
     text=st.text("abc 👍é", max_size=30),
     stop=st.lists(st.text("abc 👍é", max_size=4), max_size=4),

@@ -398,5 +398,7 @@ def _markers(**markers: str) -> "regex.Pattern[str]":
 
 def _compiled(markers: Mapping[str, str], *, space: bool = False) -> "regex.Pattern[str]":
     """Join markers into one expression with a named group for each; without markers it never matches."""
-    parts, edge = "|".join(f"(?P<{name}>{marker})" for name, marker in markers.items() if marker), r"\s*" * space
-    return compiled(f"{edge}(?:{parts or '(?!)'})")
+    parts = "|".join(f"(?P<{name}>{marker})" for name, marker in markers.items() if marker)
+    return compiled(
+        r"\s*" * space + f"(?:{parts})" if parts else r"(?!)"
+    )  # not even the space, which would be withheld
