@@ -1,11 +1,13 @@
 """Twenty-five turns of an agent: each reads little more than the new part of its prompt, and drafts and answers as it
 would without a cache."""
 
+import math
 from pathlib import Path
 
 import pytest
 
 from app.core.request import SpeculationRequest
+from app.engine.drafters import draft_model
 from app.engine.engine import Engine
 from app.engine.prefix.disk import Disk
 from app.text.prompt.template import TextModel
@@ -13,6 +15,12 @@ from tests.engine.agent_session import DRAFTERS, FAMILIES, TURNS, Session, Turn,
 from tests.shares import LANDING, one_in
 
 PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _drafters_read_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far a drafter gets in a slice depends on the machine, and so does the step in which it begins to draft."""
+    monkeypatch.setattr(draft_model, "SLICE_SECONDS", math.inf)
 
 
 @pytest.fixture(scope="module")
