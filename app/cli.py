@@ -284,7 +284,7 @@ def main() -> None:
             raise
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-        os._exit(end.code if isinstance(end.code, int) else 0)
+        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ WRAPPERS = ("answer", "response")
 MAX_WHITESPACE = 256
 """Limit on white space, in characters, between two markers that belong together."""
 _NAME = r"""(?P<name>[^\s"'<>{}()\[\]|]{1,300}?)"""
+_PYTHON_CALL = rf"(?=\[?\s*{_NAME}\s*\()"
+"""Start of calls that are written in Python, with or without the brackets of a list."""
 OBJECT_HEAD = rf'\{{{{1,2}}\s*"name(?:"\s*:|=)\s*"{_NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{\s*[^\s}}])'
 """Start of a JSON object that names its tool before its arguments."""
 VALUE_HEAD = r"(?:```\w*\s*)?(?=[\[{])"
@@ -184,13 +186,13 @@ FORMS: dict[str, CallForm] = {
         tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
         start=r"<\|tool_call_start\|>",
         end=r"<\|tool_call_end\|>",
-        head=rf"(?=\[?\s*{_NAME}\s*\()",
+        head=_PYTHON_CALL,
     ),
     "olmo3": CallForm(
         sign=r"<function_calls>",
         start=r"<function_calls>",
         end=r"</function_calls>",
-        head=rf"(?=\[?\s*{_NAME}\s*\()",
+        head=_PYTHON_CALL,
     ),
     "seed": _variant(
         _QWEN, sign=r"<seed:tool_call>", start=r"<seed:tool_call>", end=r"</seed:tool_call>", padded=False
