@@ -6,7 +6,7 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
-SLICE_SECONDS = 0.25
+SLICE_SECONDS = 0.15
 """Time after which a slice ends, in seconds; what has begun by then is finished."""
 
 

@@ -39,7 +39,7 @@ CONTEXT_BUDGET_TOKENS = 16_384
 RECORDED_CHANNELS = 4
 """Numbers per draft and channel that a recurrent layer keeps until verification: the convolution's input and output,
 and the scan's inputs."""
-SMALLEST_CHUNK_TOKENS = 64
+SMALLEST_CHUNK_TOKENS = 32
 """Shortest prefill chunk, in tokens, however long the context."""
 SHARED_CHUNK_TOKENS = 512
 """Longest prefill chunk, in tokens, while other requests have rows."""

@@ -13,7 +13,7 @@ from app.scheduler.sequence import LiveSequence
 
 FIRST_CHUNK_TOKENS = 512
 """Chunk size, in tokens, until this machine's prefill speed is known."""
-TARGET_SECONDS, TARGET_SECONDS_WITH_STREAMS = 1.5, 0.5
+TARGET_SECONDS, TARGET_SECONDS_WITH_STREAMS = 1.5, 0.25
 """Target duration of a chunk, in seconds: if no stream waits for it, and if streams do."""
 MAX_WEIGHT = 4
 """Maximum weight of all earlier chunks together, in chunks."""
@@ -53,7 +53,7 @@ class ChunkSizes:
         """Tokens per second by class of context."""
 
     def learn(self, tokens: int, context_tokens: int, seconds: float) -> None:
-        """Record the speed of one prefill step. Steps under 64 tokens are ignored: too noisy."""
+        """Record the speed of one prefill step. Steps under `SMALLEST_CHUNK_TOKENS` are ignored: too noisy."""
         if seconds > 0 and tokens >= SMALLEST_CHUNK_TOKENS:
             rate = self._rates.setdefault(_context_class(context_tokens), Average(0.0))
             rate.learn(tokens / seconds, MAX_WEIGHT)

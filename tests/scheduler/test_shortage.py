@@ -66,14 +66,14 @@ def test_at_the_smallest_chunk_it_is_not_tried_for_ever() -> None:
     scheduler = begun(1)
     events = []
     for tries in range(1, 20):
-        while scheduler.prefill_progress["r0"] < 400 * tries:
+        while scheduler.prefill_progress["r0"] < 300 * tries:
             read(scheduler)
         events = scheduler.shrink("full")
         if events:
             break
         admit_all(scheduler)
-    assert tries == 4  # at chunks of 512, 256, 128, 64
-    assert SMALLEST_CHUNK_TOKENS == 64
+    assert tries == 5  # at chunks of 512, 256, 128, 64, 32
+    assert SMALLEST_CHUNK_TOKENS == 32
 
 
 def test_once_nothing_is_left_to_do_everything_is_as_before() -> None:
