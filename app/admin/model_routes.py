@@ -34,12 +34,6 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "drafts", "methods", "num_draft_tokens", "policy", "acceptance", "prompt_lookup_min", "prompt_lookup_max",
     )),
 )  # fmt: skip
-KV_REFUSAL_WORDS = {
-    "latents": "model_settings.kv_latents",
-    "no_positions": "model_settings.kv_no_positions",
-    "head_size": "model_settings.kv_head_size",
-}
-"""Text keys for the reasons why a KV cache is not quantised, by code of the reason."""
 TABS = {"settings": "model.html", "drafts": "drafts.html", "pays": "pays.html"}
 """Templates of the pages of one model, by tab."""
 
@@ -77,7 +71,6 @@ def get_model_page(request: Request, admin: Admin, model_id: str) -> HTMLRespons
         profile=profile,
         profiles=live.profiles(model_id),
         option_words=OPTION_WORDS,
-        kept_whole=KV_REFUSAL_WORDS,
         suggestions={"drafts": sound_models(admin, "drafter"), "methods": METHOD_NAMES},
     )
 

@@ -79,7 +79,7 @@ class ModelView:
     # --- memory -------------------------------------------------------------------------------------------------
 
     def fits_alone(self, footprint: Footprint) -> bool:
-        """Whether a footprint fits if nothing else is loaded; always True for an unknown ceiling."""
+        """Return whether a footprint fits if nothing else is loaded; always True for an unknown ceiling."""
         return not self._context.memory_ceiling_bytes or footprint.total_bytes <= self._context.memory_ceiling_bytes
 
     def footprint(self, main: CatalogModel) -> Footprint | None:
@@ -89,7 +89,7 @@ class ModelView:
         return self._footprint(self._specification(main), main.size_bytes, self._widens_weights)
 
     def has_room(self, main: CatalogModel, extra: Footprint) -> bool:
-        """Whether the model fits together with `extra`."""
+        """Return whether the model fits together with `extra`."""
         alone = self.footprint(main)
         return alone is None or self.fits_alone(alone + extra)
 

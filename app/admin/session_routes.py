@@ -176,7 +176,7 @@ async def make_entry(request: Request, admin: Admin, body: JsonBody[EntryRequest
 
 
 def is_page(to: str) -> bool:
-    """Whether a path leads to a page of the dashboard; false if it has dot segments, which a browser would resolve."""
+    """Return whether a path leads to a page of the dashboard, without dot segments, which a browser would resolve."""
     path = unquote(urlsplit(to).path)
     parts = path.split("/")[1:]
     return not path.startswith(ADMIN_JSON) and not {".", ".."} & {*parts} and "" not in parts[:-1]

@@ -86,6 +86,21 @@ LANGUAGE_COOKIE, THEME_COOKIE, UPDATE_COOKIE = "paceline_language", "paceline_th
 QUOTED_KEY = re.compile(r"[\"'`]([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+)[\"'`]")
 
 
+@cache
+def _templates(assets: Assets) -> Environment:
+    """Return the templates, with links to `assets`; each is compiled once in a process."""
+    templates = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    templates.globals.update(static=assets.address, version=__version__)
+    return templates
+
+
 class Pages:
     """Renders templates for one application; an empty language and the theme `system` follow the browser."""
 
@@ -102,15 +117,7 @@ class Pages:
         self._update = update
         self._script_keys = frozenset(key for text in assets.scripts() for key in QUOTED_KEY.findall(text))
         self._script_words = cache(self._for_scripts)
-        self._templates = Environment(
-            loader=FileSystemLoader(TEMPLATES),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            auto_reload=False,
-        )
-        self._templates.globals.update(static=assets.address, version=__version__)
+        self._templates = _templates(assets)
 
     def words(self, request: Request) -> Words:
         """Return the translations for a request: the browser's choice, else the setting, else its Accept-Language."""

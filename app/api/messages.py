@@ -257,7 +257,7 @@ class MessageRenderer(Renderer):
 
 
 def _stop_reason(finish_reason: str, stop: str) -> str:
-    """Return Anthropic's name of a reason; calls count for more than a stop string behind them: agents run them."""
+    """Return Anthropic's name of a reason; calls count for more than a stop string after them: agents run them."""
     return "stop_sequence" if stop and finish_reason == "stop" else STOP_REASONS.get(finish_reason, "end_turn")
 
 

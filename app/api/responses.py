@@ -281,7 +281,7 @@ class ResponseRenderer(Renderer):
         return self._ended(choice.finish_reason, choice.usage, choice.notices)
 
     def _is_cut(self, finish_reason: str, unfinished_call: int | None) -> bool:
-        """Whether the open item was cut off."""
+        """Return whether the open item was cut off."""
         if self._open.startswith("call "):
             return self._open == f"call {unfinished_call}"
         return finish_reason == "length"

@@ -202,7 +202,7 @@ class EngineLimits:
     drafters: tuple[str, ...] = ()
     """Methods that could run here when the engine was opened, best first."""
     longest_drafts: Mapping[str, int] = field(default_factory=dict)
-    """Method -> longest draft that it ever proposes, in tokens; methods without a limit are absent."""
+    """Method -> longest draft worth considering, in tokens; every method that could run is present."""
     unavailable: Mapping[str, Reason] = field(default_factory=dict)
     """Method -> reason why it cannot run here; grows when a drafter fails later."""
     cheap_tokens: tuple[int, ...] = ()

@@ -123,7 +123,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     methods: tuple[str, ...] = ()
     unavailable: dict[str, Reason] = {}
     longest_drafts: dict[str, int] = {}
-    """Method -> longest draft that it ever proposes, in tokens; methods without a limit are absent."""
+    """Method -> longest draft worth considering, in tokens; every method that could run is present."""
     max_context_tokens: int = 0
     running: int = 0
     waiting: int = 0

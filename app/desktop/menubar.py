@@ -117,8 +117,8 @@ class MenuBar:
         self._tray.show(tray_content(service, self._words))
 
     def _perform(self, action: str) -> None:
-        """Perform an action in its own thread, because a load or a stop takes a while. Any action, also that the menu
-        was seen, ends the trouble of the one before."""
+        """Perform an action in its own thread, because a load or a stop takes a while. Each action, `SEEN_ACTION`
+        included, clears the problem of the previous one."""
         self._trouble = ServiceState()
         try:
             self._execute(*action.partition(" ")[::2])

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 TrayState = Literal["stopped", "starting", "ready", "busy", "trouble"]
 """State that the image shows: `icons/STATE.png`, and its `@2x` version."""
 SEEN_ACTION = "seen"
-"""Action that is reported when the menu closes: what it told is known now."""
+"""Action reported when the menu closes: the user has seen its messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from app.models.drafters.config import FINAL
 SLOW_SECONDS = 1.0
 """Step duration, in seconds, above which the next step is evaluated in parts. A long prefill always is."""
 LONG_TOKENS, STEP_PARTS = 256, 8
-"""Least width of a long prefill, in tokens, and number of parts of one evaluation."""
+"""Minimum width of a long prefill, in tokens, and number of parts of one evaluation."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,11 @@ LAYER_COUNTS = frozenset(
     {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_kv_reuse_layers", "num_nextn_predict_layers"}
 )
 LAYER_LISTS = frozenset({"layer_types", "layers_block_type", "block_types", "hybrid_override_pattern"})
-REASONING_MARKERS = ("think>", "<|channel", "<|think:start|>", "<|open|>think", "[BEGIN FINAL RESPONSE]")
+REASONING_MARKERS = (
+    "think>", "<think:", "<|channel", "<|think:start|>", "<|open|>think", "[THINK]", "<|START_THINKING|>",
+    "<|inner_prefix|>", "[BEGIN FINAL RESPONSE]",
+)  # fmt: skip
+"""Texts in the templates of models that reason, at least one for each way to mark it."""
 EXPERT_COUNTS = frozenset({"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "o_groups"})
 
 

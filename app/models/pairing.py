@@ -24,8 +24,8 @@ from app.models.footprint import Footprint, cache_families, drafter_footprint
 
 DEFAULT_COST_SHARE = 1 / 3
 """Maximum step cost of a draft model that is chosen by default, as a share of the main model's step cost."""
-IS_GPU = sys.platform == "darwin"
-"""Whether steps run on a GPU, where their cost grows with the bytes of the weights; on a CPU, with their number."""
+IS_MAC = sys.platform == "darwin"
+"""Whether this is a Mac. Steps cost by the bytes of the weights on its GPU, by their number on a CPU."""
 MIN_SPEEDUP = 1.05
 """Minimum measured speedup over plain decoding at which a drafter is worth using."""
 
@@ -242,7 +242,7 @@ def rank(main: CatalogModel, candidates: Iterable[Candidate]) -> list[Candidate]
 def _is_usual(main: CatalogModel, draft: CatalogModel, models: Sequence[CatalogModel]) -> bool:
     if draft.kind == "drafter":
         return is_best_match(main, draft, models)
-    main_cost, draft_cost = (model.size_bytes if IS_GPU else model.parameter_count for model in (main, draft))
+    main_cost, draft_cost = (model.size_bytes if IS_MAC else model.parameter_count for model in (main, draft))
     return draft_cost <= main_cost * DEFAULT_COST_SHARE
 
 

@@ -125,7 +125,7 @@ class _Judgement(NamedTuple):
 class Governor:
     """One per loaded model, shared by its requests.
 
-    `measured` are step costs known at load; `longest` is the maximum number of drafts of methods that have a limit;
+    `measured` are step costs known at load; `longest` is the maximum number of drafts of each method;
     `cheap_tokens` are the token counts just before a forward gets slower on this chip.
     """
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.core.reason import DRAFTER_READS, Reason
-from app.core.request import OFF, DraftingPolicy, Request, SpeculationRequest
+from app.core.request import AUTO, OFF, DraftingPolicy, Request, SpeculationRequest
 from app.core.statistics import PhaseSeconds
 from app.core.step import DecodeRow, EngineLimits, RowOutcome, StepCost, StepResult
 from app.models.draft_lengths import LONGEST_DRAFT, longest_draft
@@ -20,9 +20,9 @@ def allowed_methods(
     policy = requested.policy or policy
     if requested.method == OFF:
         return (), _refused("asked")
-    if policy == "off":
+    if policy == OFF:
         return (), _refused("policy_off")
-    allowed = (requested.methods or limits.drafters) if requested.method == "auto" else (requested.method,)
+    allowed = (requested.methods or limits.drafters) if requested.method == AUTO else (requested.method,)
     available = limits.available
     methods = tuple(name for name in allowed if name in available)
     if not methods:
@@ -110,10 +110,10 @@ class Speculation:
         """Return whether a method is named, and the number of drafts requested: exact if one is named, else a maximum.
         Tokens that a grammar forces are not guesses: they are added to that number."""
         requested = sequence.request.speculation
-        is_named = {requested.method, self.default_speculation.method} != {"auto"}
+        is_named = {requested.method, self.default_speculation.method} != {AUTO}
         length = self.default_speculation.num_draft_tokens
         if requested.num_draft_tokens is not None:
-            is_named, length = requested.method != "auto", requested.num_draft_tokens
+            is_named, length = requested.method != AUTO, requested.num_draft_tokens
         return is_named, length and max(length, min(longest, length + sequence.forced))
 
     def must_time(self, rows: Sequence[DecodeRow]) -> bool:

@@ -1,7 +1,8 @@
 """Authorization, as a dependency of the whole application: a route is closed unless it is listed as public.
 
 There are three kinds of routes. Public ones are open to everybody; `/admin…` needs a session or an API key of scope
-`admin`. All others need an API key only if keys are required; those that load or unload models then need scope `admin`.
+`admin`. All others need an API key only if keys are required; `/api/load` and everything that unloads a model then need
+scope `admin`, while any request may load the model that it names.
 `identity_of` returns the caller of a request.
 """
 

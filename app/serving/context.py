@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 class Activity:
     """Tracks open generation requests and whether new ones may begin. Called from the event loop only.
 
-    `limit` returns the most requests that may be open now.
+    `limit` returns the maximum number of requests that may be open now.
     """
 
     def __init__(self, limit: Callable[[], int]) -> None:

@@ -6,8 +6,8 @@ the allowed origins may also call the API, with CORS headers, but never the dash
 
 Bodies are parsed more strictly than usual: UTF-8 without a byte-order mark, no NaN or infinity, integers of at most
 64 bits, no duplicate keys; lone surrogates in strings become U+FFFD. Unknown keys are ignored, as OpenAI does. What a
-body costs is bounded by its number of values: each takes up to 300 times as much memory as its text, and a time in
-which no other stream goes on.
+body costs is bounded by its number of values: each takes up to 300 times the memory of its text, and blocks all streams
+while it is parsed.
 """
 
 import asyncio

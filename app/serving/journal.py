@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 RING = 100
 PENDING = 2_000
-"""Most ended requests that wait to be written; while writing fails, the oldest are dropped."""
+"""Maximum number of ended requests that wait to be written; while writing fails, the oldest are dropped."""
 PERIOD_SECONDS = 1.0
 TRIES = 10
 MAX_KINDS = 256
-"""Most kinds of notices that are logged, so that clients cannot flood the log."""
+"""Maximum number of kinds of notices that are logged, so that clients cannot flood the log."""
 
 logger = logging.getLogger("paceline.journal")
 

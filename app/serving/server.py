@@ -65,12 +65,12 @@ def _bind_error(error: OSError, host: str, port: int) -> str:
 
 
 def max_connections() -> int:
-    """Return the most connections that may be open, leaving descriptors for other files."""
+    """Return the maximum number of open connections, leaving descriptors for other files."""
     return max(2 * SPARE_CONNECTIONS, descriptors.limit() - SPARE_DESCRIPTORS)
 
 
 def max_open_requests() -> int:
-    """Return the most generation requests that may be open, so that other requests can still be answered."""
+    """Return the maximum number of open generation requests, so that other requests can still be answered."""
     return max_connections() - SPARE_CONNECTIONS
 
 

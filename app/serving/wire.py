@@ -15,9 +15,9 @@ from app.serving.gate import headers_too_large
 
 MAX_HEADER_COUNT = 100
 MAX_ADDRESS_BYTES = 8 * 1024
-"""Most bytes of a request's first line: 16,000 parameters took 12 ms to parse before the key was checked."""
+"""Maximum bytes of a request's first line: 16,000 parameters took 12 ms to parse before the key was checked."""
 MAX_INCOMPLETE_BYTES = 64 * 1024
-"""Most bytes of a head, or of one line of a body, that may be buffered without its end."""
+"""Maximum bytes of a head, or of one line of a body, that may be buffered without its end."""
 FREE_FRAMING_BYTES = 16 * 1024
 """Bytes of chunk sizes, extensions and line ends that any body may have, however small its chunks are."""
 PAYLOAD_BY_FRAMING = 8

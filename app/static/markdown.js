@@ -17,7 +17,7 @@ const FORMULA = /^ {0,3}(\\\[|\$\$)/;
 const MAX_FORMULA_LINES = 200;
 
 const isBlank = (line) => !line.trim();
-const behindBlanks = (lines, at) => {
+const afterBlanks = (lines, at) => {
   while (at < lines.length && isBlank(lines[at])) at += 1;
   return at;
 };
@@ -109,7 +109,7 @@ function readList(lines, at, code, depth) {
     const end = endOfItem(lines, next, item);
     const content = parse(contentOf(lines.slice(next, end), item), code, depth + 1);
     items.push(content.nodes);
-    next = behindBlanks(lines, end);
+    next = afterBlanks(lines, end);
     isLoose ||= content.isLoose || (next > end && next < lines.length && kindOf(ITEM.exec(lines[next])?.[2] ?? "") === kindOf(mark));
   }
   const list = make(/\d/.test(mark) ? "ol" : "ul", items.map((nodes) => make("li", isLoose ? nodes : tight(nodes))));
@@ -123,7 +123,7 @@ const indentOf = ([, indent, mark, space]) => indent.length + mark.length + (spa
 function endOfItem(lines, at, item) {
   const indent = indentOf(item);
   for (let end = at + 1; ; ) {
-    const next = behindBlanks(lines, end);
+    const next = afterBlanks(lines, end);
     if (next === lines.length) return end;
     const goesOn = next === end && !startsBlock(lines[next]);
     if (lines[next].search(/\S/) < indent && !goesOn) return end;

@@ -149,12 +149,23 @@ def _examine_values(file: sqlite3.Connection) -> None:
     Indices are read too: for SQLite's own check, a NaN in an index equals any number.
     """
     file.text_factory = _text
-    for table in SQLModel.metadata.sorted_tables:
-        for columns, order in [(table.columns, []), *((index.columns, list(index.columns)) for index in table.indexes)]:
-            for row in file.execute(str(select(*columns).order_by(*order).compile(dialect=sqlite.dialect()))):
-                for column, value in zip(columns, row, strict=True):
-                    if not _is_value_of(column, value):
-                        raise Damage(f"{column} has an invalid value")
+    for columns, query in _queries():
+        for row in file.execute(query):
+            for column, value in zip(columns, row, strict=True):
+                if not _is_value_of(column, value):
+                    raise Damage(f"{column} has an invalid value")
+
+
+@cache
+def _queries() -> tuple[tuple[tuple[Column[Any], ...], str], ...]:
+    """Return the columns of every table and of every index, each with the query that reads them."""
+    reads = [
+        (tuple(columns), order)
+        for table in SQLModel.metadata.sorted_tables
+        for columns, order in [(table.columns, ()), *((index.columns, tuple(index.columns)) for index in table.indexes)]
+    ]
+    dialect = sqlite.dialect()
+    return tuple((columns, str(select(*columns).order_by(*order).compile(dialect=dialect))) for columns, order in reads)
 
 
 def _text(raw: bytes) -> str | bytes:

@@ -39,8 +39,9 @@ UNLOADED_IDLE_SECONDS = 20.0
 POLL_SECONDS = 0.02
 MAX_SILENCE_SECONDS = 60.0
 EXIT_SECONDS = 1.0
-SIGKILL_SECONDS = 10.0
-"""Seconds to wait for a process to end after SIGKILL; longer means that a disk blocks it."""
+SIGKILL_SECONDS, IDLE_SIGKILL_SECONDS = 10.0, 0.2
+"""Seconds to wait for a process to end after SIGKILL, and for an idle one, while streams wait too; longer means that a
+disk blocks it."""
 LOAD_MEMORY_BYTES = 2 * 1024**3
 PROMPT_MEMORY_BYTES = 1024**3
 """Memory, in bytes, that prompts may add to the loaded process; `LOAD_MEMORY_BYTES` limits the load itself."""
@@ -81,7 +82,7 @@ PromptFuture = Future[Prompt | PromptFailure]
 
 
 class TextReaders:
-    """Text readers of all folders. Called from one thread, which never waits for a disk.
+    """Text readers of all folders. Called from one thread, which waits for no disk longer than `IDLE_SIGKILL_SECONDS`.
 
     `spare` is a process for the first folder, started in advance.
     """
@@ -109,7 +110,7 @@ class TextReaders:
         # Beyond the limit, the least recently used idle readers are closed; a busy one only at a later prompt.
         idle = [name for name, reader in self._readers.items() if reader.idle]
         for name in idle[: max(0, len(self._readers) - self._max_processes)]:
-            self._readers.pop(name).close()
+            self._readers.pop(name).close(IDLE_SIGKILL_SECONDS)
         return future
 
     def close_idle(self, in_memory: frozenset[str]) -> None:
@@ -119,11 +120,11 @@ class TextReaders:
             if not reader.idle:
                 reader.used_at = now
             elif folder in in_memory and now - reader.used_at > IDLE_SECONDS:
-                reader.kill()
+                reader.kill(IDLE_SIGKILL_SECONDS)
             elif folder not in in_memory and now - reader.used_at > UNLOADED_IDLE_SECONDS:
-                self._readers.pop(folder).close()
+                self._readers.pop(folder).close(IDLE_SIGKILL_SECONDS)
         if self._spare is not None and now - self._started_at > IDLE_SECONDS:
-            self._spare.kill()
+            self._spare.kill(IDLE_SIGKILL_SECONDS)
             self._spare = None
         processes = (self._spare, *self._readers.values())
         self.nbytes = sum(process.nbytes for process in processes if process is not None)
@@ -174,17 +175,17 @@ class TextReader:
         future.add_done_callback(self._pending_prompts.discard)
         return future
 
-    def close(self) -> None:
+    def close(self, wait_seconds: float = SIGKILL_SECONDS) -> None:
         """Kill the process for good; a prompt in progress fails."""
         self._closed = True
         self._thread.close()
-        self.kill()
+        self.kill(wait_seconds)
 
-    def kill(self) -> None:
+    def kill(self, wait_seconds: float) -> None:
         """Kill the process; the next prompt starts another one."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            process.kill(wait_seconds)
 
     def _read(self, command: Generate) -> Prompt | PromptFailure:
         began = time.monotonic()
@@ -314,12 +315,12 @@ class TextProcess:
         self._send(command)
         return cast("PromptRead", self._receive(PromptRead))
 
-    def kill(self) -> None:
+    def kill(self, wait_seconds: float = SIGKILL_SECONDS) -> None:
         """Kill the process; safe to call twice and from any thread. One that the kernel blocks is left behind."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(SIGKILL_SECONDS)
+            self._process.wait(wait_seconds)
 
     def _send(self, message: Generate | str) -> None:
         try:

@@ -27,6 +27,7 @@ from app.i18n.catalogs import (
 )
 from app.model_settings import ModelSettings
 from app.models.drafters.methods import METHOD_NAMES
+from app.models.footprint import KV_REFUSALS
 from app.serving.errors import HTTP_CODES, Rejected, localized_message
 from app.settings import SECTIONS, Settings, TakesEffect
 from tests.admin.pseudo import CLOSE, CODE, OPEN, pseudo, write_pseudo_locale
@@ -84,7 +85,8 @@ def keys_of_settings() -> set[str]:
     """Return the keys that the two settings forms build from the names of their settings."""
     forms = {"settings": Settings.model_fields, "model_settings": ModelSettings.model_fields}
     keys = {f"{form}.{name}{end}" for form, names in forms.items() for name in names for end in ("", "_about")}
-    return keys | {f"settings.section_{name}" for name in SECTIONS} | {f"settings.felt_{when}" for when in EFFECTS}
+    keys |= {f"settings.section_{name}" for name in SECTIONS} | {f"settings.felt_{when}" for when in EFFECTS}
+    return keys | {f"model_settings.kv_{code}" for code in KV_REFUSALS}
 
 
 def test_every_setting_has_its_words() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from app.core.errors import InsufficientMemory, SpeculationUnavailable
+from app.core.reason import Reason
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.engine.drafters.draft_model import DraftModel
 from app.engine.engine import Engine
@@ -63,6 +64,7 @@ def test_an_answer_is_the_same_when_its_drafter_fails(
     assert tokens == expected
     assert [record.getMessage() for record in caplog.records] == ["the draft_model drafter failed and is left out"]
     assert any("shapes do not match" in reason for reason in reasons)
+    assert verb != "propose" or str(Reason("under_way")) not in reasons, "a step without its drafts says why"
     assert "shapes do not match" in str(engine.limits.unavailable["draft_model"])
     assert not engine.runner.rows
     assert answers(engine, "one", "two", "three", method="auto")[0] == expected, "later requests continue without it"

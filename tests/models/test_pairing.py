@@ -94,7 +94,7 @@ def test_broken_folders_and_files_are_reasons_not_errors(tmp_path: Path) -> None
 def test_the_default_draft_is_a_small_sibling_of_the_same_family(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pairing, "IS_GPU", True)
+    monkeypatch.setattr(pairing, "IS_MAC", True)
     main = model(tmp_path, "demo-assistant", size=900)
     relative = model(tmp_path, "demo-draft", size=300)
     stranger = model(tmp_path, "other-draft", size=100)
@@ -121,7 +121,7 @@ def test_a_packed_copy_drafts_by_default_where_reading_weights_is_what_costs(
     small = replace(model(tmp_path, "small", size=640), parameter_count=320)
     chosen = {}
     for is_gpu in (True, False):
-        monkeypatch.setattr(pairing, "IS_GPU", is_gpu)
+        monkeypatch.setattr(pairing, "IS_MAC", is_gpu)
         chosen[is_gpu] = default_draft(main, [main, copy, small])
     assert chosen == {True: copy, False: small}, "a CPU multiplies as many weights, and packed ones take it longer"
     assert default_draft(main, [main, copy]) is None

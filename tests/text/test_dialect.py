@@ -14,9 +14,10 @@ from mlx_lm import tokenizer_utils, tool_parsers
 
 from app.core.messages import Generate
 from app.core.unit import ModelSpecification
+from app.models import folder
 from app.text.answer.parts import ReasoningCount
 from app.text.answer.splitter import AnswerSplitter
-from app.text.dialect import BARE_JSON, HARMONY, JSON_CALLS, NO_DIALECT, Dialect, read_dialect
+from app.text.dialect import BARE_JSON, HARMONY, JSON_CALLS, NO_DIALECT, REASONING_MARKERS, Dialect, read_dialect
 from app.text.grammar.request_grammar import reasoning_of
 from tests.published import chat_templates
 
@@ -376,3 +377,8 @@ def test_reasoning_is_counted_token_by_token_whoever_drafted(size: int) -> None:
     for start in range(0, len(tokens), size):
         count.feed(tokens[start : start + size])
     assert count.tokens == 5
+
+
+@pytest.mark.parametrize("marks", [*REASONING_MARKERS, ("<think:opensource>", "</think:opensource>")])
+def test_a_folder_whose_template_marks_reasoning_says_that_its_model_reasons(marks: tuple[str, str]) -> None:
+    assert any(mark in "".join(marks) for mark in folder.REASONING_MARKERS)

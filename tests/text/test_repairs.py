@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from app.core.errors import InvalidRequest
-from app.text.prompt.ladder import render_with_repairs
+from app.text.dialect import REASONING_MARKERS
+from app.text.prompt.ladder import Rendered, render_with_repairs
 from app.text.prompt.messages import plain_messages
 from app.text.prompt.repairs import LADDER
 from app.text.prompt.template import ChatTemplate
@@ -198,10 +199,17 @@ def test_a_text_that_a_template_leaves_out_is_named() -> None:
     assert "I shall" not in rendered.text + notice.message
 
 
-def rendered_by(source: str, messages: list[Message]) -> str:
+def rendered_by(source: str, messages: list[Message]) -> Rendered:
     template = ChatTemplate(source)
     conversation = Conversation(plain_messages(messages))
-    return render_with_repairs(conversation, (), lambda shown: template.render({"messages": shown.messages})).text
+    return render_with_repairs(conversation, (), lambda shown: template.render({"messages": shown.messages}))
+
+
+@pytest.mark.parametrize("marks", REASONING_MARKERS)
+def test_reasoning_that_a_template_drops_from_earlier_answers_is_not_missed(marks: tuple[str, str]) -> None:
+    source = "{% for m in messages %}{{ m.content.split(end)[-1] }}{% endfor %}".replace("end", repr(marks[1]), 1)
+    rendered = rendered_by(source, [user("Hello?"), said(f"{marks[0]}A long thought{marks[1]}The answer"), user("Go")])
+    assert ("The answer" in rendered.text, "thought" in rendered.text, codes(rendered)) == (True, False, [])
 
 
 def refusal(source: str, messages: list[Message]) -> str:

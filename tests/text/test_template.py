@@ -19,11 +19,15 @@ def refused(model: TextModel, messages: Any = USER, arguments: Any = None) -> st
     return caught.value.message
 
 
+def rendered(model: TextModel, messages: Any, tools: Any = None, arguments: Any = None) -> str:
+    return str(model.tokenizer.decode(model.render_chat(messages, tools, arguments).tokens))
+
+
 def test_a_chat_is_rendered_and_tokenized_as_transformers_does(chat: TextModel) -> None:
     messages = [*USER, {"role": "assistant", "content": "hello 👩‍💻"}, {"role": "user", "content": "你好"}]
     expected = chat.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert chat.render_chat(messages)[0] == expected
-    assert chat.render_text(USER) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert rendered(chat, USER) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert chat.tokenizer.convert_tokens_to_ids("<|im_start|>") in chat.render_chat(USER)[0]
 
 
@@ -47,9 +51,9 @@ def test_messages_take_the_shape_that_templates_expect(tmp_path: Path) -> None:
         },
         "nullTrue",
     )
-    assert model.render_text(messages) == json.dumps(first) + json.dumps(second) + rest
+    assert rendered(model, messages) == json.dumps(first) + json.dumps(second) + rest
     assert call["function"]["arguments"] == '{"a": [1]}'
-    assert '[{"name": "f"}]True' in model.render_text(messages, [{"name": "f"}])
+    assert '[{"name": "f"}]True' in rendered(model, messages, [{"name": "f"}])
 
 
 def test_results_are_told_in_the_order_of_their_calls(tmp_path: Path) -> None:
@@ -59,8 +63,8 @@ def test_results_are_told_in_the_order_of_their_calls(tmp_path: Path) -> None:
     calls = [{"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}} for name in "abc"]
     results = [{"role": "tool", "tool_call_id": name, "content": name} for name in "c?ab"]
     messages = [{"role": "assistant", "content": "-", "tool_calls": calls}, *results, {"role": "user", "content": "!"}]
-    assert model.render_text(messages) == "-{}{}{} a b c ? ! "
-    assert model.render_text(results) == "c ? a b "
+    assert rendered(model, messages) == "-{}{}{} a b c ? ! "
+    assert rendered(model, results) == "c ? a b "
 
 
 @pytest.mark.parametrize(
@@ -81,7 +85,7 @@ def test_messages_without_role_or_text_are_refused(chat: TextModel, message: Any
 def test_template_arguments_reach_the_template(tmp_path: Path) -> None:
     source = "{{ enable_thinking }}{{ effort }}{{ add_generation_prompt }}"
     model = TextModel.load(write_folder(tmp_path, byte_level(), template=source))
-    assert model.render_text(USER, None, {"enable_thinking": False, "effort": "low"}) == "FalselowTrue"
+    assert rendered(model, USER, None, {"enable_thinking": False, "effort": "low"}) == "FalselowTrue"
 
 
 @pytest.mark.parametrize(
@@ -135,14 +139,14 @@ def test_a_base_model_has_no_chat(tmp_path: Path) -> None:
 def test_a_template_in_a_json_file_of_its_own_is_the_template(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, byte_level(), template=None)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "plain"}))
-    assert TextModel.load(folder).render_text(USER) == "plain"
+    assert rendered(TextModel.load(folder), USER) == "plain"
 
 
 def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
     model = TextModel.load(write_folder(tmp_path, byte_level(), template=None, chat_template=named))
-    assert model.render_text(USER) == "plain"
-    assert model.render_text(USER, [{"name": "f"}]) == "with tools"
+    assert rendered(model, USER) == "plain"
+    assert rendered(model, USER, [{"name": "f"}]) == "with tools"
 
 
 def test_rendering_works_off_the_main_thread(chat: TextModel) -> None:
@@ -259,9 +263,9 @@ def test_checkpoints_stand_where_later_prompts_will_part(
     last = {"role": "user", "content": "你好, is it far?"}
     tokens, checkpoints, _ = model.render_chat([*turns, last, {"role": "tool", "content": "no"}])
     texts = [
-        model.render_text([system, {"role": "user", "content": ""}]).rsplit("<|im_end|>", 1)[0],
-        model.render_text([*turns, {"role": "user", "content": ""}]).rsplit("<|im_end|>", 1)[0],
-        model.render_text([*turns, last, {"role": "tool", "content": "no"}]).removesuffix("<|im_start|>assistant\n"),
+        rendered(model, [system, {"role": "user", "content": ""}]).rsplit("<|im_end|>", 1)[0],
+        rendered(model, [*turns, {"role": "user", "content": ""}]).rsplit("<|im_end|>", 1)[0],
+        rendered(model, [*turns, last, {"role": "tool", "content": "no"}]).removesuffix("<|im_start|>assistant\n"),
     ]
     assert len(checkpoints) == 3
     for checkpoint, text in zip(checkpoints, texts, strict=True):

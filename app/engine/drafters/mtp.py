@@ -21,7 +21,7 @@ from app.models.drafters.formats import MtpConfig
 from app.models.folder import ModelFolder
 
 NAMES = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "shared_head.norm": "norm"}
-"""DeepSeek's name of each module around the layer, by Qwen's name."""
+"""Name of each module around the layer in `MtpModel`, by its name in checkpoints of Qwen, the last in DeepSeek's."""
 TARGET_PREFIXES = ("embed_tokens.", "shared_head.head.")
 CENTRED_NORM_MEAN = 0.5
 """Threshold for the mean norm weight: below it, norms are stored minus 1, as in Hugging Face's Qwen checkpoints."""

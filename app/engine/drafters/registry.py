@@ -8,8 +8,8 @@ from importlib import import_module
 
 from app.core.errors import PacelineError
 from app.core.messages import short_text
-from app.core.reason import Reason
-from app.core.request import Request
+from app.core.reason import NO_REASON, Reason
+from app.core.request import AUTO, Request
 from app.core.step import DecodeRow, Offer
 from app.engine import memory
 from app.engine.drafters.drafter import Drafter, Observation, Proposal
@@ -64,9 +64,7 @@ class Drafters:
 
     def allowed_for(self, request: Request) -> dict[str, Drafter]:
         """Return the drafters that the request may use."""
-        return {
-            name: drafter for name, drafter in self.available.items() if request.speculation.method in {"auto", name}
-        }
+        return {name: drafter for name, drafter in self.available.items() if request.speculation.method in {AUTO, name}}
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
         """Propose each row's forced tokens, then its drafts; no drafter runs for a row that forced tokens fill."""
@@ -83,7 +81,10 @@ class Drafters:
                 with self._isolated(method):
                     proposals.append((members, drafter.propose(*arguments)))
         proposal = merge(len(rows), proposals)
-        reasons = tuple(row.refusal or why for row, why in zip(rows, proposal.reasons, strict=True))
+        reasons = tuple(
+            row.refusal or why or self.unavailable.get(row.method, NO_REASON)
+            for row, why in zip(rows, proposal.reasons, strict=True)
+        )
         return prepend_forced(proposal._replace(reasons=reasons), [row.forced for row in rows])
 
     def offers(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int]) -> dict[str, Offer]:

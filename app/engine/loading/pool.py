@@ -286,7 +286,7 @@ class EnginePool:
         return sum(entry.working_bytes + entry.prefix_bytes for entry in self._entries.values())
 
     def snapshot(self) -> tuple[LoadedModel, ...]:
-        """Return the state of every model in the pool; the scheduler fills in running and waiting requests."""
+        """Return the state of every model in the pool; `ServedModel.describe` adds their requests."""
         return tuple(entry.describe(self._stay(entry)) for entry in self._entries.values())
 
     def free_unused(self) -> None:

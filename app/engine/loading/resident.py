@@ -77,7 +77,7 @@ class Resident:
             warm_up.close()
 
     def describe(self, stay: Stay) -> LoadedModel:
-        """Return the state of this model; the scheduler fills in running and waiting requests."""
+        """Return the state of this model; `ServedModel.describe` adds its requests."""
         engine, unit = self.engine, self.unit
         return LoadedModel(
             unit=self.spec,

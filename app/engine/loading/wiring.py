@@ -16,7 +16,7 @@ import psutil
 
 OLDEST_MACOS = 15
 UNWIRED_BYTES, UNWIRED_SHARE = 8 * 10**9, 0.35
-"""Least memory left unwired: the larger of bytes and a share of the total."""
+"""Minimum memory left unwired: the larger of bytes and a share of the total."""
 
 
 def set_wired_limit(size_bytes: int) -> None:

@@ -200,7 +200,7 @@ def template_text(folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config(DrafterConfig):
-    """A single layer that reads pairs of a token and a hidden state. At most one norm precedes `fc`: `norm_before_fc`
+    """A single layer that reads pairs of a token and a hidden state. A norm before `fc` is refused: `norm_before_fc`
     over the concatenated taps, or `fc_norm` over each tap. `norm_output`: the state fed back is normalised.
     """
 

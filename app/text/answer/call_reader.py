@@ -139,7 +139,7 @@ class CallReader:
         return has_calls
 
     def _skip_stray_markers(self) -> Generator[None, None, None]:
-        """Skip markers that the model wrote behind its calls: more end markers, or a start with nothing behind it."""
+        """Skip markers that the model wrote after its calls: more end markers, or a start with nothing after it."""
         while (end := (yield from self._unread.match(self._patterns.stray_end))) is not None:
             self._unread.take(end.end())
         begun = yield from self._unread.match(compiled(rf"{self._patterns.start.pattern}(?=\S)"))
@@ -400,7 +400,7 @@ class CallReader:
         return [Call(name, to_json(arguments))], rest
 
     def _skip_echo(self, written: str, position: int) -> Generator[None, None, int]:
-        """Return the position behind a repetition of what is `written` before the end marker; LFM2 repeats calls."""
+        """Return the position after a repetition of what is `written` before the end marker; LFM2 repeats calls."""
         space = yield from self._unread.match(_SPACE, position)
         echo = space.end() if space else position
         while True:

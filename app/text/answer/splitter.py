@@ -31,8 +31,8 @@ from app.text.dialect import (
     with_json_calls,
 )
 
-MAX_HELD = 1024
-"""Limit, in characters, on the text that may be withheld because it begins a marker."""
+QUOTE_SEARCH_CHARACTERS = 1024
+"""Number of unread characters that are searched for marks of code."""
 _FENCE = compiled(r"(?P<fence>`{3,8}|~{3,8})\w{0,32}\s*")
 """Pattern of a code fence around calls."""
 _MARKS = regex.compile(r"[<\[]")
@@ -50,7 +50,7 @@ class _StopStringMet(Exception):
 
 
 class AnswerSplitter:
-    """Splits one answer. `inside`: it starts inside reasoning that the prompt opened; `reasoned`: behind reasoning that
+    """Splits one answer. `inside`: it starts inside reasoning that the prompt opened; `reasoned`: after reasoning that
     the prompt closed; `tools`: tools it may call.
 
     `by_grammar`: calls are JSON between markers, whatever the model's own form. `stop`: strings that end the text, but
@@ -121,7 +121,7 @@ class AnswerSplitter:
     @property
     def is_quoting(self) -> bool:
         """Whether special tokens are text here: in the arguments of a call, or in code."""
-        return self._reader.in_call or self._markdown.in_code_after(self._unread.text[:MAX_HELD])
+        return self._reader.in_call or self._markdown.in_code_after(self._unread.text[:QUOTE_SEARCH_CHARACTERS])
 
     def feed(self, text: str, *, drafted: bool = False, final: bool = False, truncated: bool = False) -> None:
         """Add text, `drafted` or not. `final`: this is the last text; `truncated`: because the answer was cut off."""
@@ -244,7 +244,7 @@ class AnswerSplitter:
 
     def _ends_with_calls(self, closing: str, position: int = 0) -> PacedCheck:
         """Return whether the rest of the answer, from `position` on, is nothing but complete calls, with or without a
-        `closing` marker behind them. Calls in reasoning or in a code fence are only thoughts or examples otherwise."""
+        `closing` marker after them. Calls in reasoning or in a code fence are only thoughts or examples otherwise."""
         if (yield from self._reader.call_start(position)) is None:
             return False
         inner_splitter, fed_characters = self._make_inner_splitter(), position

@@ -23,7 +23,6 @@ from app.text.prompt.turns import (
 
 PYTHON_CALLS = {"pythonic": "[{}]", "olmo3": "\n{}\n"}
 """Surroundings of a call between its markers, by the forms whose calls are Python."""
-"""Name of mlx-lm's parser for calls in Python syntax (LFM2)."""
 NO_RESULT = "(no result)"
 """Placeholder for a missing tool result."""
 TOOLS_TEXT = "You may call these functions:\n{tools}"

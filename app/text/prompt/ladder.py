@@ -18,6 +18,7 @@ from jinja2 import TemplateError
 
 from app.core.errors import InvalidRequest
 from app.core.request import Notice
+from app.text.dialect import REASONING_MARKERS
 from app.text.prompt.messages import Messages
 from app.text.prompt.repairs import CALLS_MISSING, LADDER, NULLS_WRITTEN, REFUSED, Repair, apply_repairs
 from app.text.prompt.turns import SYSTEM, Conversation, calls_of, function_of
@@ -34,7 +35,7 @@ MAX_NAMED_MESSAGES = 8
 MAX_ERROR_CHARACTERS = 500
 """Longest quote of a template's error in a refusal, in characters."""
 
-_REASONING_ENDS = ("</think>", "[/THINK]", "</seed:think>", "<channel|>", "<|END_THINKING|>", "</thinking>")
+_REASONING_ENDS = (*(end for _, end in REASONING_MARKERS), "<channel|>", "</thinking>")
 _ESCAPES = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _NON_ALPHANUMERIC = re.compile(r"[\W_]+")
 _SPELLINGS: tuple[Callable[[str], str], ...] = (

@@ -270,15 +270,6 @@ class TextModel:
             counts = {_shared_length(tokens, self._tokenize(text[:position])) for position in positions}
         return tuple(sorted(count for count in counts if 0 < count < len(tokens)))
 
-    def render_text(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Render the prompt of a chat as text, special tokens included. Raises `InvalidRequest`."""
-        return self._rendering(messages, tools, template_arguments).prompt().text
-
     def _rendering(
         self,
         messages: Sequence[Mapping[str, Any]],
