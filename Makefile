@@ -83,10 +83,10 @@ QUICK = architecture core models scheduler store text api benchmark tools \
 quick: $(VENV)/published ## Run what only computes and is fast: two minutes, between two edits
 	@$(PYTEST) -m "not system and not soak and not agents" $(addprefix tests/,$(QUICK)) $(ARGS)
 
-test-all: test $(VENV)/published-npm $(VENV)/clients/installed ## Run what needs chromium, npm or a screen of X11 too
-	@$(PYTEST) -m "system and not soak and not agents" $(ARGS)
+test-all: $(VENV)/published-npm $(VENV)/clients/installed ## Run the suite with what needs chromium, npm or a screen of X11
+	@$(PYTEST) -m "not soak and not agents" $(ARGS)
 
-landing: $(VENV)/published-npm ## Run the share of the soak that runs before each merge: three minutes
+landing: $(VENV)/published-npm ## Run the share of the soak that runs before each merge: four minutes
 	@$(PYTEST) -m "soak and landing" $(ARGS)
 
 soak: $(VENV)/published-npm ## Run the long random tests: an hour of schedules and simulations, then attacks

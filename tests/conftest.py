@@ -31,21 +31,28 @@ RUN_BY = {"system": "make test-all", "soak": "make soak", "agents": "make agents
 _left_out: Counter[str] = Counter()
 
 
-def _take_temporary_folder(process: str) -> None:
-    """Give this process its own temporary folder, deleted at exit. Kernels that mlx compiles stay for the next run, in
-    a folder for each process: processes that shared one would read each other's half-written files.
-    """
+def _take_temporary_folder() -> None:
+    """Give this process its own temporary folder, deleted at exit, and no root certificates: tests speak HTTP, and each
+    client would read all of them."""
     folder = tempfile.mkdtemp(prefix="tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    kernels = Path(sys.prefix) / "kernels" / process
-    kernels.mkdir(parents=True, exist_ok=True)
-    (Path(folder) / "mlx").symlink_to(kernels)
+    certificates = Path(folder) / "certificates"
+    certificates.mkdir()
     os.environ["TMPDIR"] = tempfile.tempdir = folder
+    os.environ["SSL_CERT_DIR"] = str(certificates)
+
+
+def _share_kernels() -> None:
+    """Put the compiler that shares mlx's kernels between test processes before the real one."""
+    if (compiler := shutil.which("g++")) is not None and "KERNELS" not in os.environ:
+        os.environ["COMPILER"], os.environ["KERNELS"] = compiler, str(Path(sys.prefix) / "kernels")
+        os.environ["PATH"] = os.pathsep.join((str(Path(__file__).parent / "compiler"), os.environ["PATH"]))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not getattr(config.option, "numprocesses", 0):  # xdist's controller only hands out tests
-        _take_temporary_folder(os.environ.get("PYTEST_XDIST_WORKER", "alone"))
+        _take_temporary_folder()
+        _share_kernels()
 
 
 from tests.scripted.server import ScriptedServer, scripted_server  # noqa: E402 - it imports mlx

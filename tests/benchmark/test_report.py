@@ -247,7 +247,7 @@ def as_json(results: Any, current: Any) -> Any:
     return json.loads(json.dumps(report_object(results, current)))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(result_sets(), CURRENT.filter(is_possible))
 def test_headline_table_history_and_apply_never_contradict_one_another(results: Any, current: Any) -> None:
     report = report_of(json.loads(json.dumps(results)))
