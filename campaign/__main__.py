@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,7 @@ from campaign.attack import Attack, next_attack, take_turn
 from campaign.judgement import SILENCE, Findings, Memory, measured_slowdown, missed_time_limits
 from campaign.plan import LEGS, QUIET, SHARES, chosen_legs
 from campaign.server import Server
-from campaign.table import as_table, memory_table, verdict
+from campaign.table import MEGABYTE, as_table, memory_table, verdict
 from tests.hub.stand_in import StandInHub, stand_in_hub
 
 MINUTE_SECONDS = 60.0
@@ -62,20 +63,23 @@ class Campaign:
             so_far = self.findings.setdefault(attack, Findings())
             findings = await take_turn(attack, server, hub, self.rng, so_far.tried)
             so_far.add(findings)
-            for process, memory in server.memory().items():
-                self.memory_samples.setdefault(f"{leg}: {process}", []).append(memory)
+            memory = server.memory()
+            for process, sample in memory.items():
+                self.memory_samples.setdefault(f"{leg}: {process}", []).append(sample)
             spent_seconds[attack.name] = spent_seconds.get(attack.name, 0.0) + time.monotonic() - began
-            self._print_result(attack, findings)
+            self._print_result(attack, findings, memory)
             if missed_time_limits(attack.promises, findings.times, self._slowdown):
                 self._print_indented("the server's log of this turn:", *server.log_lines(logged_bytes))
 
-    def _print_result(self, attack: Attack, result: Findings) -> None:
+    def _print_result(self, attack: Attack, result: Findings, memory: Mapping[str, Memory]) -> None:
         times = ", ".join(
             f"{what} {max(measured).seconds:.2f} s {max(measured).about}".strip()
             for what, measured in result.times.items()
         )
         minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
-        line = f"{minutes:3d}:{seconds:02d} {attack.name}: {result.tried} tried, {len(result.failures)} failed, {times}"
+        sizes = ", ".join(f"{name} {sample.resident_bytes / MEGABYTE:.0f} MB" for name, sample in memory.items())
+        tries = f"{result.tried} tried, {len(result.failures)} failed"
+        line = f"{minutes:3d}:{seconds:02d} {attack.name}: {tries}, {times}; {sizes}"
         self._print_indented(line, *result.failures[:3])
 
     def _print_indented(self, line: str, *more: str) -> None:

@@ -25,7 +25,7 @@ LOG_LINES = 30
 """Number of log lines that are quoted below a turn that exceeded a time limit."""
 CALL_SECONDS = 60.0
 POLL_SECONDS = 0.05
-PREFIX_BYTES = 64 << 20
+PREFIX_BYTES = 16 << 20
 """Size of the prefix cache in memory, in bytes: small, so that any growth is a leak."""
 ROLES = {"app.worker.process": "worker", "app.worker.text_process": "text", "serve": "server"}
 """Names of processes, by an argument of their command line."""

@@ -25,7 +25,7 @@ UNITS = (
 FROM_INTL = re.compile(rf"(?:[\d.,:;%×–·/+()\s~≈−-]|(?<![A-Za-z])(?:{UNITS})(?![A-Za-z]))*")
 NAMES = re.compile(
     rf"{re.escape(REPOSITORY)}|{re.escape(QUESTION)}|(?:~/)?[\w.-]*/[\w./-]+|demo-[\w-]+|{HUGE}|Pseudo|Paceline|MLX|mlx-lm|mlx|"
-    r"Ctrl K|DFlash|EAGLE-?3|MTP|auto|min_p|top_[pk]|seed|temperature|\w+_penalty|"
+    r"Ctrl K|Chrome, Linux|DFlash|EAGLE-?3|MTP|auto|min_p|top_[pk]|seed|temperature|\w+_penalty|"
     + "|".join(
         map(
             re.escape,
