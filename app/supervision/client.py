@@ -243,8 +243,10 @@ class WorkerClient(Supervisor):
             self.send(load)
 
     def _on_exit(self, cause: Reason, pause_seconds: float) -> None:
-        advice = "" if cause.code == "exit_stopped" else " It is being restarted; send the request again."
-        message = f"The model worker ended while the request ran: {cause}.{advice}"
+        advice = "Send the request again once Paceline runs."
+        if cause.code != "exit_stopped":
+            advice = "It is being restarted; send the request again."
+        message = f"The model worker ended while the request ran: {cause}. {advice}"
         for request_id in (*self._streams, *self._pending):
             error = WorkerGone(message, retry_after_seconds=self.retry_after_seconds)
             if self._fail(request_id, error):
